@@ -21,7 +21,7 @@ from fl_dpbayes.commands.init_scenario import (
 )
 from fl_dpbayes.config import Arrays, Table, counted, read_record
 from fl_dpbayes.data import magnitude_warnings
-from fl_dpbayes.data.sources.table import BadRows, column_texts, framed_records, site_names
+from fl_dpbayes.data.sources.table import BadRowsError, column_texts, framed_records, site_names
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.report import sentence
 
@@ -145,11 +145,11 @@ def sites_from_frame(
     source = _without_false_public(read_record(Table, content, "the frame"), table)
     try:
         records = framed_records(table, source)
-    except BadRows as error:
+    except BadRowsError as error:
         remedy = (
             "fill them in, remove such rows, or leave out features, so that constants are proposed"
         )
-        raise UserError(f"{error.said}: {remedy}") from None
+        raise UserError(f"{error.problem}: {remedy}") from None
     for warning in magnitude_warnings(records, source):
         warnings.warn(sentence(warning), stacklevel=2)
     assert records.natural_site is not None

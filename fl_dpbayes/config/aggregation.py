@@ -1,4 +1,4 @@
-"""The scenario's section `[aggregation]`: one record per rule, which says what the rule asks of the sites' chains.
+"""The scenario's section `[aggregation]`: one record per rule, what it asks of the sites' chains.
 
 The rules that average weights or precisions rely on hidden units that mean the same at every site:
 all chains of one number start from the same broadcast weights. The mixture needs no such alignment.
@@ -11,31 +11,35 @@ from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt
 
 from fl_dpbayes.config.installed_code import RULES, extended
 from fl_dpbayes.config.plan import TrainingPlan
-from fl_dpbayes.config.rule import LargestShare, PublicInputs, Rule, SiteWeights
+from fl_dpbayes.config.rule import PublicInputs, Rule, WeighedRule
 from fl_dpbayes.config.sampler import GaussianPrior, LaplacePrior, Sampler
 
 Draws = Annotated[int, Field(ge=1, le=10_000)]
 
 
-def _number_or(key: str, word: str, least: float, most: float, said: str) -> BeforeValidator:
+def _number_or(*, key: str, word: str, least: float, most: float, allowed: str) -> BeforeValidator:
+    """Let a key be a number from `least` to `most`, or the word."""
+
     def check(value: Any) -> Any:
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if value != word and not (number and least <= value <= most):
-            raise ValueError(f"{key} is {value!r}: give a number from {said}, or {word!r}")
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if value != word and not (is_number and least <= value <= most):
+            raise ValueError(f"{key} is {value!r}: give a number from {allowed}, or {word!r}")
         return value
 
     return BeforeValidator(check)
 
 
 MoveBound = Annotated[
-    float | Literal["none"], _number_or("move_bound", "none", 1, float("inf"), "1 on")
+    float | Literal["none"],
+    _number_or(key="move_bound", word="none", least=1, most=float("inf"), allowed="1 on"),
 ]
 Beta = Annotated[
-    float | Literal["fitted"], _number_or("beta", "fitted", 0, 1, "0 (mixture) to 1 (product)")
+    float | Literal["fitted"],
+    _number_or(key="beta", word="fitted", least=0, most=1, allowed="0 (mixture) to 1 (product)"),
 ]
 
 
-class Mixture(Rule):
+class Mixture(WeighedRule):
     """All samples of all sites, site k with the share w_k (an ensemble; wide, never too sure).
 
     `largest_share`, here and below: no site's weight is above it, whatever size the site declares;
@@ -47,11 +51,9 @@ class Mixture(Rule):
     averages_weights = False
     joins_temperatures = True
     rule: Literal["mixture"] = "mixture"
-    site_weights: SiteWeights = "units"
-    largest_share: LargestShare = None
 
 
-class AveragingRule(Rule):
+class AveragingRule(WeighedRule):
     """An average of states, which can be made robust against hostile or broken sites.
 
     `robust`: the median over sites of each parameter, or the mean without the `trimmed` least and
@@ -63,8 +65,6 @@ class AveragingRule(Rule):
     """
 
     share_times = math.inf
-    site_weights: SiteWeights = "units"
-    largest_share: LargestShare = None
     robust: Literal["none", "median", "trimmed-mean"] = "none"
     trimmed: PositiveInt | None = None
     move_bound: MoveBound = 2.0
@@ -83,9 +83,9 @@ class AveragingRule(Rule):
     def check(self, sampler: Sampler, training_sites: int) -> None:
         """Check also that sites are enough to trim."""
         if self.trimmed is not None and 2 * self.trimmed >= training_sites:
-            sites = f"{training_sites} training sites"
             raise ValueError(
-                f"aggregation.trimmed is {self.trimmed} for {sites}: it must be below half of them"
+                f"aggregation.trimmed is {self.trimmed} for {training_sites} training sites: it "
+                "must be below half of them"
             )
         super().check(sampler, training_sites)
 
@@ -103,6 +103,11 @@ class FALD(AveragingRule):
     rule: Literal["fald"] = "fald"
     size_power: Annotated[float, Field(ge=0, le=2)] = 1.0
 
+    @property
+    def power(self) -> float:
+        """The power of its size that a site weighs as."""
+        return self.size_power
+
     def _check_keys(self) -> None:
         if self.size_power != 1 and self.site_weights == "uniform":
             raise ValueError(
@@ -112,16 +117,19 @@ class FALD(AveragingRule):
         super()._check_keys()
 
     def site_plan(self, plan: TrainingPlan) -> TrainingPlan:
-        """Let sites send their last state only: burn-in and thinning are those of the averaged chain."""
+        """Let sites send their last state only.
+
+        Burn-in and thinning are those of the averaged chain.
+        """
         return plan.model_copy(update={"burn_in": 0, "thinning": plan.chain_steps})
 
     def check(self, sampler: Sampler, training_sites: int) -> None:
         """Check also that states are posterior samples."""
         if sampler.draws_samples:
-            averaged = (
-                f"averages states, which are no posterior samples of sampler.kind {sampler.kind!r}"
+            raise ValueError(
+                "aggregation.rule 'fald' averages states, which are no posterior samples of "
+                f"sampler.kind {sampler.kind!r}: choose rule 'mixture'"
             )
-            raise ValueError(f"aggregation.rule 'fald' {averaged}: choose rule 'mixture'")
         super().check(sampler, training_sites)
 
 
@@ -133,12 +141,13 @@ class FedAvg(AveragingRule):
     rule: Literal["fedavg"] = "fedavg"
 
 
-class FedBE(Rule):
-    """The sites' means, their average, and `draws` around it with `spread` times the sites' standard deviation."""
+class FedBE(WeighedRule):
+    """The sites' means, their average, and draws around it.
+
+    The `draws` have `spread` times the sites' standard deviation.
+    """
 
     rule: Literal["fedbe"] = "fedbe"
-    site_weights: SiteWeights = "units"
-    largest_share: LargestShare = None
     draws: Annotated[int, Field(ge=0, le=10_000)] = 10
     spread: Annotated[float, Field(ge=0)] = 1.0
 
@@ -165,7 +174,10 @@ class PrecisionRule(Rule):
 
 
 class Consensus(PrecisionRule):
-    """Consensus Monte Carlo: each of `draws` is an average of one draw per site, weighed by the sites' precisions."""
+    """Consensus Monte Carlo: averages of one draw per site.
+
+    Each of `draws` is such an average, weighed by the sites' precisions.
+    """
 
     rule: Literal["consensus-full", "consensus-diagonal", "consensus-uniform"]
 
@@ -188,21 +200,19 @@ class Product(PrecisionRule):
         """Check also that the prior is a Gaussian or flat."""
         super().check(sampler, training_sites)
         if isinstance(sampler.prior, LaplacePrior):
-            refused = (
-                f"aggregation.rule {self.rule!r} multiplies Gaussians, and "
-                "sampler.prior.kind 'laplace' is none"
-            )
             raise ValueError(
-                f"{refused}: choose prior.kind 'gaussian' or 'flat', or a consensus rule"
+                f"aggregation.rule {self.rule!r} multiplies Gaussians, and sampler.prior.kind "
+                "'laplace' is none: choose prior.kind 'gaussian' or 'flat', or a consensus rule"
             )
 
 
 class FedPA(Rule):
-    """Posterior averaging: after every round the server moves along the sites' deltas, weighed by their precisions.
+    """Posterior averaging: after every round the server moves along the sites' deltas.
 
-    Rounds of which no sample is kept (`training.burn_in`) are FedAvg's. The result is one point.
-    `shrinkage` is rho in prior standard deviations, 0 for FedAvg's deltas; without `learning_rate`
-    it is 1 / (1 + (l - 1) rho) for l samples a round, with which no direction overshoots.
+    The deltas are weighed by the sites' precisions. Rounds of which no sample is kept
+    (`training.burn_in`) are FedAvg's. The result is one point. `shrinkage` is rho in prior standard
+    deviations, 0 for FedAvg's deltas; without `learning_rate` it is 1 / (1 + (l - 1) rho) for l
+    samples a round, with which no direction overshoots.
     """
 
     makes_point = True
@@ -217,12 +227,14 @@ class FedPA(Rule):
         """Check also that the prior is a Gaussian."""
         super().check(sampler, training_sites)
         if not isinstance(sampler.prior, GaussianPrior):
-            said = "aggregation.rule 'fedpa' needs a Gaussian prior, and sampler.prior.kind"
-            raise ValueError(f"{said} is {sampler.prior.kind!r}: choose prior.kind 'gaussian'")
+            raise ValueError(
+                "aggregation.rule 'fedpa' needs a Gaussian prior, and sampler.prior.kind is "
+                f"{sampler.prior.kind!r}: choose prior.kind 'gaussian'"
+            )
 
 
 class DistillingRule(Rule):
-    """A rule on the sites' predictions at `public` inputs, which one network then learns to imitate.
+    """A rule on the sites' predictions at `public` inputs, which one network learns to imitate.
 
     `iterations` bounds the L-BFGS iterations of that fit. docs/proofs/distillation.md measures the
     kinds of inputs.
@@ -238,23 +250,35 @@ class DistillingRule(Rule):
     )
     iterations: Annotated[int, Field(ge=1, le=10_000)] = 500
 
+    @property
+    def inputs(self) -> PublicInputs:
+        """The inputs that the server needs."""
+        return self.public
 
-class Distillation(DistillingRule):
-    """The mixture of the sites' samples, distilled: as cautious as the mixture, with the cost of one network."""
+
+class Distillation(WeighedRule, DistillingRule):
+    """The mixture of the sites' samples, distilled.
+
+    It is as cautious as the mixture, with the cost of one network.
+    """
 
     rule: Literal["distillation"] = "distillation"
-    site_weights: SiteWeights = "units"
-    largest_share: LargestShare = None
 
 
 class PredBayes(DistillingRule):
-    """beta-PredBayes: between the mixture (beta = 0) and the product (1) of the sites' predictions, distilled.
+    """beta-PredBayes: between the mixture and the product of the sites' predictions, distilled.
 
-    `fitted` chooses the beta with the least loss on public records with labels.
+    `beta` 0 is the mixture, 1 the product. `fitted` chooses the beta with the least loss on public
+    records with labels.
     """
 
     rule: Literal["predbayes"] = "predbayes"
     beta: Beta = 0.25
+
+    @property
+    def needs_labels(self) -> bool:
+        """Whether the server's inputs must have labels, as where `beta` is fitted."""
+        return self.beta == "fitted"
 
     def _check_keys(self) -> None:
         if self.needs_labels and self.public.kind != "file":

@@ -163,11 +163,7 @@ class SiteSpec(Config):
 
     def _check_keys(self) -> None:
         if self.role == "train":
-            for key, default in (("part", "train"), ("records", None), ("records_of", None)):
-                if (value := getattr(self, key)) != default:
-                    raise ValueError(
-                        f"{key} is {value!r}: it is for held_out and shifted sites, remove it here"
-                    )
+            self._check_training_keys()
         elif self.epsilon is not None:
             raise ValueError(
                 f"epsilon is {self.epsilon:g}: it is the budget of a training site, remove it here"
@@ -178,41 +174,76 @@ class SiteSpec(Config):
                 "and part, or it"
             )
 
+    def _check_training_keys(self) -> None:
+        key = None
+        if self.part != "train":
+            key = "part"
+        elif self.records is not None:
+            key = "records"
+        elif self.records_of is not None:
+            key = "records_of"
+        if key is not None:
+            raise ValueError(
+                f"{key} is {getattr(self, key)!r}: it is for held_out and shifted sites, "
+                "remove it here"
+            )
+
 
 def check_shared_records(sites: Mapping[str, SiteSpec]) -> None:
-    """Check that every `records_of` names a held-out or shifted site with records of its own, or raise ValueError."""
+    """Check that every `records_of` names a held-out or shifted site with records of its own.
+
+    Args:
+        sites: Name -> site, of a scenario.
+
+    Raises:
+        ValueError: If one does not.
+    """
     owners = [
         name for name, spec in sites.items() if spec.role != "train" and spec.records_of is None
     ]
     for name, spec in sites.items():
         if spec.records_of is None or spec.records_of in owners:
             continue
-        reason = "there is no such site"
-        if owner := sites.get(spec.records_of):
-            borrowed = f"that site has records of another one itself ({owner.records_of!r})"
-            reason = (
-                "that is a training site, whose records the model has seen"
-                if owner.role == "train"
-                else borrowed
-            )
-        allowed = (
-            f"name one of {', '.join(owners)}" if owners else "give the site records of its own"
-        )
-        raise ValueError(f"sites.{name}.records_of is {spec.records_of!r}, but {reason}: {allowed}")
+        reason = _why_no_owner(sites.get(spec.records_of))
+        remedy = "give the site records of its own"
+        if owners:
+            remedy = f"name one of {', '.join(owners)}"
+        raise ValueError(f"sites.{name}.records_of is {spec.records_of!r}, but {reason}: {remedy}")
+
+
+def _why_no_owner(site: SiteSpec | None) -> str:
+    if site is None:
+        return "there is no such site"
+    if site.role == "train":
+        return "that is a training site, whose records the model has seen"
+    return f"that site has records of another one itself ({site.records_of!r})"
 
 
 def with_part_of_owner(sites: Mapping[str, SiteSpec]) -> dict[str, SiteSpec]:
-    """Give each site that shares records, in their order, the official part from which these come."""
-    return {
-        name: spec
-        if spec.records_of is None
-        else spec.model_copy(update={"part": sites[spec.records_of].part})
-        for name, spec in sites.items()
-    }
+    """Give each site that shares records the official part from which these come.
+
+    Args:
+        sites: Name -> site, of a scenario.
+
+    Returns:
+        The sites in their order.
+    """
+    located = dict(sites)
+    for name, spec in sites.items():
+        if spec.records_of is not None:
+            part = sites[spec.records_of].part
+            located[name] = spec.model_copy(update={"part": part})
+    return located
 
 
 def roles_sharing_records(sites: Mapping[str, SiteSpec]) -> frozenset[Role]:
-    """Return the roles in which two sites hold the same records, so that pooling would count patients twice."""
+    """Return the roles in which two sites hold the same records.
+
+    Pooling such sites would count patients twice.
+
+    Args:
+        sites: Name -> site, of a scenario.
+    """
     holders = Counter((spec.role, spec.records_of or name) for name, spec in sites.items())
     return frozenset(role for (role, _), count in holders.items() if count > 1)
 
@@ -220,7 +251,17 @@ def roles_sharing_records(sites: Mapping[str, SiteSpec]) -> frozenset[Role]:
 def check_prevalences(
     data: DataSpec, sites: Mapping[str, SiteSpec], release: EvaluationRelease
 ) -> None:
-    """Check the prevalences that a scenario declares, as far as it goes without its records, or raise ValueError."""
+    """Check the prevalences that a scenario declares, as far as it goes without its records.
+
+    Args:
+        data: Declares training's.
+        sites: Name -> site, which may declare its own.
+        release: How evaluations leave a site.
+
+    Raises:
+        ValueError: If a site declares one and training does not, or a site would estimate one where
+            results leave with noise.
+    """
     for name, site in sites.items():
         if site.prevalence is not None and data.prevalence is None:
             raise ValueError(

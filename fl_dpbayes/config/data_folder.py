@@ -13,46 +13,63 @@ SHARED_RECORDS = "FL_DPBAYES_SHARED_RECORDS"
 
 
 def known_folder(folder: Path | None) -> Path | None:
-    """Return `folder`, or else the one that the environment variable FL_DPBAYES_DATA names, or else None."""
+    """Return the data folder: the one given, or the environment's FL_DPBAYES_DATA, or None.
+
+    Args:
+        folder: The folder that a person named, if any.
+    """
     if folder is None and os.environ.get(VARIABLE):
         return Path(os.environ[VARIABLE])
     return folder
 
 
 def backbone_folder(folder: Path | None) -> Path | None:
-    """Return where the weight files of frozen networks lie: `backbones` in the data folder, or None without one."""
-    known = known_folder(folder)
-    return None if known is None else known / "backbones"
+    """Return where the weight files of frozen networks lie: `backbones` in the data folder.
+
+    Args:
+        folder: As of `known_folder`; without a data folder the result is None.
+    """
+    data_folder = known_folder(folder)
+    return None if data_folder is None else data_folder / "backbones"
 
 
 def data_file(folder: Path | None, name: str, origin: str) -> Path:
-    """Find the file of that name in the data folder, `known_folder(folder)`.
+    """Find a file in the data folder.
 
-    Raises UserError if no folder is known or the file is not in it; `origin` is where it can be
-    had.
+    Args:
+        folder: As of `known_folder`.
+        name: The file's path inside the folder.
+        origin: Where it can be had.
+
+    Raises:
+        UserError: If no folder is known or the file is not in it.
     """
     folder = known_folder(folder)
     if folder is None:
-        problem = (
-            f"{name} is needed but no data folder is known: give --data-dir DIR or set {VARIABLE}"
-        )
         raise UserError(
-            f"{problem} (Python: data_dir); get it there by  fl-dpbayes data fetch  or "
-            f"from {origin}"
+            f"{name} is needed but no data folder is known: give --data-dir DIR or set {VARIABLE} "
+            f"(Python: data_dir); get it there by  fl-dpbayes data fetch  or from {origin}"
         )
     path = folder / name
     if not path.is_file():
-        problem = f"{path} does not exist: get it by  fl-dpbayes data fetch  or from {origin}"
         raise UserError(
-            f"{problem}, or give another folder by --data-dir (Python: data_dir) or {VARIABLE}"
+            f"{path} does not exist: get it by  fl-dpbayes data fetch  or from {origin}, or give "
+            f"another folder by --data-dir (Python: data_dir) or {VARIABLE}"
         )
     return path
 
 
 def check_rows(rows: list[bytes], expected: str, path: Path, origin: str) -> None:
-    """Check that a file holds exactly the expected records, one byte string each, in whatever order.
+    """Check that a file holds exactly the expected records, in whatever order.
 
-    Raises UserError if the SHA-256 over the sorted rows, in hexadecimal, is not the expected one.
+    Args:
+        rows: One byte string for each record.
+        expected: The SHA-256 over the sorted rows, in hexadecimal.
+        path: The file.
+        origin: Where it can be had.
+
+    Raises:
+        UserError: If the rows have another SHA-256.
     """
     if hashlib.sha256(b"".join(sorted(rows))).hexdigest() != expected:
         raise damaged(path, "its records are not the published ones", origin)

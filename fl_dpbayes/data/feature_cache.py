@@ -1,4 +1,4 @@
-"""Features of a site's records on its own disk, so that they are computed once and not in every round.
+"""Features of a site's records on its own disk, computed once and not in every round.
 
 A cache file holds what was derived from records: it is as confidential as they are, is readable by
 its owner only, and never leaves the site.
@@ -19,7 +19,8 @@ from fl_dpbayes.files import Config, digest
 
 # Raise it when the code gives other features for the same record, or writes another file.
 VERSION = 3
-CHECKSUM_BYTES, CHUNK_BYTES = 32, 2**20
+CHECKSUM_BYTES = 32
+CHUNK_BYTES = 2**20
 # A server names the features: without a bound its requests could fill a site's disk.
 MAX_BYTES = 8 * 2**30
 
@@ -29,15 +30,25 @@ Array = npt.NDArray[np.float32]
 def cached_features(
     folder: Path, features: Config, records: Array, compute: Callable[[Array], Array]
 ) -> Array:
-    """Return the features of records, (N, D), from the cache if they are there: read-only, memory-mapped.
+    """Return the features of records, (N, D), from the cache if they are there.
 
-    Their key is the features' settings and the bytes of the records (N, *shape). Processes that
-    miss at the same time each compute and write; the last complete file stays. Beyond 8 GiB the
-    oldest files make space. Raises OSError if the folder cannot be written.
+    They are read-only and memory-mapped. Their key is the features' settings and the bytes of the
+    records. Processes that miss at the same time each compute and write; the last complete file
+    stays. Beyond 8 GiB the oldest files make space.
+
+    Args:
+        folder: The cache.
+        features: The features' settings.
+        records: (N, *shape).
+        compute: Gives the features, (N, D), where the cache has none.
+
+    Raises:
+        OSError: If the folder cannot be written.
     """
     path = folder / f"{_key(features, records)}.npy"
-    if (found := _read(path)) is not None:
-        return found
+    cached = _read(path)
+    if cached is not None:
+        return cached
     values = np.ascontiguousarray(compute(records), np.float32)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     _write(path, values)
@@ -47,20 +58,18 @@ def cached_features(
 
 
 def _key(features: Config, records: Array) -> str:
-    hasher = hashlib.blake2b(
-        f"{VERSION}|{digest(features)}|{records.shape}".encode(), digest_size=16
-    )
+    settings = f"{VERSION}|{digest(features)}|{records.shape}"
+    hasher = hashlib.blake2b(settings.encode(), digest_size=16)
     hasher.update(np.ascontiguousarray(records, "<f4").data)
     return hasher.hexdigest()
 
 
 def _read(path: Path) -> Array | None:
-    """Map a whole file into memory.
-
-    NumPy's reader of headers raises almost anything at a damaged one.
-    """
+    """Map a file into memory, None if it is absent or not whole."""
     try:
         size = path.stat().st_size - CHECKSUM_BYTES
+        # The checksum comes first, as NumPy's reader of headers raises almost anything at a damaged
+        # file.
         with path.open("rb") as file:
             if size <= 0 or _checksum(file, size) != file.read():
                 return None
@@ -104,7 +113,10 @@ def _checksum(file: BinaryIO, size: int) -> bytes:
     """Hash the first bytes of a file, and leave it standing after them."""
     hasher = hashlib.blake2b(digest_size=CHECKSUM_BYTES)
     file.seek(0)
-    while size and (chunk := file.read(min(size, CHUNK_BYTES))):
+    while size:
+        chunk = file.read(min(size, CHUNK_BYTES))
+        if not chunk:
+            break
         hasher.update(chunk)
         size -= len(chunk)
     return hasher.digest()

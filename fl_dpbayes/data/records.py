@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, is_dataclass, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,15 +19,22 @@ T = TypeVar("T")
 class Records:
     """Labelled records with the privacy unit that each belongs to.
 
-    `features`: float32, (N, *task.input_shape), pixels in [0, 1]; or uint8 grey levels, not yet
-    scaled: a site takes its few records out of a large file before it spends four times the memory
-    on them. `labels`: (N,), in 0 .. classes - 1. `units`: (N,), the id of each record's privacy
-    unit: text, or the record's number where it is its own. `natural_site`: (N,) text, the site that
-    collected each record. `unit`: what a privacy unit is called. `truth`: (N, classes), the
-    probabilities that each label was drawn from, where records are made up. `published`: (N,), the
-    risk of class 1 by a score that was published with the records. `groups`: attribute -> (N,)
-    text, for example {"sex": ["female", ...]}. `feature_names`: those of a table, in their order.
-    None, or empty, where nobody knows it.
+    Attributes:
+        features: float32, (N, *task.input_shape), pixels in [0, 1]; or uint8 grey levels, not yet
+            scaled: a site takes its few records out of a large file before it spends four times the
+            memory on them.
+        labels: (N,), in 0 .. classes - 1.
+        units: (N,), the id of each record's privacy unit: text, or the record's number where it is
+            its own.
+        natural_site: (N,) text, the site that collected each record, None where nobody knows it.
+        task: The records' shape and number of classes.
+        unit: What a privacy unit is called.
+        truth: (N, classes), the probabilities that each label was drawn from, where records are
+            made up, else None.
+        published: (N,), the risk of class 1 by a score that was published with the records, None
+            without one.
+        groups: Attribute -> (N,) text, for example {"sex": ["female", ...]}.
+        feature_names: Those of a table, in their order, empty where nobody knows them.
     """
 
     features: npt.NDArray
@@ -45,13 +52,21 @@ class Records:
         return len(self.labels)
 
     def subset(self, indices: npt.NDArray) -> "Records":
-        """Return the records at `indices` (integers in [0, N) or a boolean mask), in that order."""
-        chosen: dict[str, Any] = {
-            "groups": {name: value[indices] for name, value in self.groups.items()}
-        }
-        for key in ("features", "labels", "units", "natural_site", "truth", "published"):
-            chosen[key] = None if (value := getattr(self, key)) is None else value[indices]
-        return replace(self, **chosen)
+        """Return some of the records.
+
+        Args:
+            indices: Integers in [0, N), in the order that the result has, or a boolean mask, (N,).
+        """
+        return replace(
+            self,
+            features=self.features[indices],
+            labels=self.labels[indices],
+            units=self.units[indices],
+            natural_site=None if self.natural_site is None else self.natural_site[indices],
+            truth=None if self.truth is None else self.truth[indices],
+            published=None if self.published is None else self.published[indices],
+            groups={name: values[indices] for name, values in self.groups.items()},
+        )
 
     def scaled(self) -> "Records":
         """Return the same records with float32 features; grey levels 0 to 255 become 0 to 1."""
@@ -61,34 +76,47 @@ class Records:
 
 
 def magnitude_warnings(records: Records, source: Source) -> list[RunWarning]:
-    """Name the numeric features of a table whose values are all below .1, or mostly above 10: what a site keeps."""
+    """Name the numeric features of a table whose size should be about 1 and is not.
+
+    A feature is named whose values are all below .1, or whose root mean square is above 10. A site
+    keeps what the warnings say, since it is computed from records.
+
+    Args:
+        records: Records of the source.
+        source: Where they are from; only a table has such features.
+    """
     if not isinstance(source, Table) or not source.features or not len(records):
         return []
     values = np.abs(records.features[:, : len(source.features)].astype(np.float64))
-    sizes = zip(source.features, np.sqrt((values**2).mean(axis=0)), values.max(axis=0), strict=True)
-    return [
-        warning("magnitude", feature=name, size=f"{float(f'{size:.1g}'):,g}")
-        for name, size, largest in sizes
-        if size > LARGE or largest < SMALL
-    ]
+    root_mean_squares = np.sqrt((values**2).mean(axis=0))
+    maxima = values.max(axis=0)
+    warnings = []
+    for name, size, largest in zip(source.features, root_mean_squares, maxima, strict=True):
+        if size > LARGE or largest < SMALL:
+            rounded = float(f"{size:.1g}")
+            warnings.append(warning("magnitude", feature=name, size=f"{rounded:,g}"))
+    return warnings
 
 
 def load_unscaled(source: Source, part: OfficialPart) -> Records:
-    """Load one official part of a source as its files hold it, in their order: pixels may still be whole numbers.
+    """Load one official part of a source in its order; pixels may still be whole numbers.
 
     A source of this package is read once in a process, while its files stay as they are; its
-    records are then shared and read-only. Raises UserError if the source has no such part, or a
-    file is missing, damaged or not as described.
+    records are then shared and read-only.
+
+    Args:
+        source: Where the records are.
+        part: The official part of them.
+
+    Raises:
+        UserError: If the source has no such part, or a file is missing, damaged or not as
+            described.
     """
     if part not in source.parts:
-        raise UserError(
-            f"source {source.kind!r} has no part {part!r}: choose {' or '.join(source.parts)}"
-            + (
-                "; for held-out records give the site a number of records"
-                if source.parts == ("train",)
-                else ""
-            )
-        )
+        problem = f"source {source.kind!r} has no part {part!r}: choose {' or '.join(source.parts)}"
+        if source.parts == ("train",):
+            problem += "; for held-out records give the site a number of records"
+        raise UserError(problem)
     code = implementation("fl_dpbayes.data.sources", source.kind, source.implemented_by)
 
     def load() -> Records:
@@ -97,10 +125,13 @@ def load_unscaled(source: Source, part: OfficialPart) -> Records:
     if source.implemented_by:
         # Only its author knows what it reads.
         return load()
-    places = [*source.places, *filter(None, [getattr(code, "PATH", None)])]
-    return KEPT.get(
-        ("records", source.model_dump_json(), part), load, array_bytes, files_below(places)
-    )
+    places = list(source.places)
+    # The module of a source whose file comes with a package names that file.
+    packaged_file = getattr(code, "PATH", None)
+    if packaged_file:
+        places.append(packaged_file)
+    key = ("records", source.model_dump_json(), part)
+    return KEPT.get(key, load, array_bytes, files_below(places))
 
 
 def frozen(holder: T) -> T:
@@ -117,12 +148,12 @@ def array_bytes(holder: object) -> int:
 
 def arrays_of(holder: object) -> list[npt.NDArray]:
     """Return the arrays of a record of arrays, those of its records among them."""
-    found = []
-    for value in vars(holder).values():
-        parts = value.values() if isinstance(value, Mapping) else [value]
-        for part in parts:
-            if isinstance(part, np.ndarray):
-                found.append(part)
-            elif is_dataclass(part):
-                found += arrays_of(part)
-    return found
+    arrays = []
+    for field_value in vars(holder).values():
+        values = field_value.values() if isinstance(field_value, Mapping) else [field_value]
+        for value in values:
+            if isinstance(value, np.ndarray):
+                arrays.append(value)
+            elif is_dataclass(value):
+                arrays += arrays_of(value)
+    return arrays

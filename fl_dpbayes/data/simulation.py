@@ -1,4 +1,4 @@
-"""From a scenario to the folder of a simulated federation: plan and check all that it names, then write it down."""
+"""From a scenario to the folder of a simulated federation: plan and check, then write it down."""
 
 import hashlib
 import json
@@ -45,36 +45,37 @@ from fl_dpbayes.files import (
 )
 from fl_dpbayes.models import build_model, model_input_shape, model_shapes, stored_weights
 from fl_dpbayes.models.frozen_body import frozen_body
-from fl_dpbayes.privacy import PARTS
 
-SITES_FOLDER, TRACES_FOLDER = "sites", "traces"
-SCENARIO_FILE, PARTITION_FILE, BASELINES_FILE = "scenario.toml", "partition.json", "baselines.json"
+SITES_FOLDER = "sites"
+TRACES_FOLDER = "traces"
+SCENARIO_FILE = "scenario.toml"
+PARTITION_FILE = "partition.json"
+BASELINES_FILE = "baselines.json"
 
 
 def plan_sites(scenario: Scenario, data_dir: Path | None) -> SitePlan:
     """Deal the scenario's records to its sites, and check all that it names.
 
-    The one way into a simulation.
+    The one way into a simulation. Nothing is written.
 
-    Nothing is written. Raises UserError as `check_task`, or if the partition is impossible, data,
-    weights or public records are missing, or delta is not below 1/n at a training site.
+    Args:
+        scenario: The scenario.
+        data_dir: Where built-in data are, as `BuiltIn.located`.
+
+    Raises:
+        UserError: As `check_task`, or if the partition is impossible, data, weights or public
+            records are missing, or delta is not below 1/n at a training site.
     """
     plan = dealt_sites(scenario, data_dir)
     check_task(scenario, plan.task)
     for site in plan.sites:
-        most = _most_units(site, scenario)
-        if site.spec.role == "train" and scenario.privacy.delta * most >= 1:
-            bound = f"below 1/n = {1 / most:.3g} at site {site.name!r} for every n up to {most:.0f}"
-            raise UserError(
-                f"privacy.delta is {scenario.privacy.delta}: it must be {bound}, which its "
-                f"declared {site.train_units} "
-                "admits, or one record could be disclosed outright: lower it"
-            )
-    rule, model = scenario.aggregation, scenario.model
-    _check_weights(model, plan.task, plan.weights_folder)
+        if site.spec.role == "train":
+            _check_delta(site, scenario)
+    rule = scenario.aggregation
+    _check_weights(scenario.model, plan.task, plan.weights_folder)
     if rule.inputs is not None:
         # The server's process knows the environment's data folder only.
-        _check_weights(model, plan.task, backbone_folder(None))
+        _check_weights(scenario.model, plan.task, backbone_folder(None))
     if isinstance(rule.inputs, PublicFile):
         read_public_records(
             rule.inputs.path, plan.task, most=rule.inputs.count, labelled=rule.needs_labels
@@ -82,12 +83,27 @@ def plan_sites(scenario: Scenario, data_dir: Path | None) -> SitePlan:
     return plan
 
 
+def _check_delta(site: PlannedSite, scenario: Scenario) -> None:
+    most = _most_units(site, scenario)
+    if scenario.privacy.delta * most >= 1:
+        raise UserError(
+            f"privacy.delta is {scenario.privacy.delta}: it must be below 1/n = {1 / most:.3g} at "
+            f"site {site.name!r} for every n up to {most:.0f}, which its declared "
+            f"{site.train_units} admits, or one record could be disclosed outright: lower it"
+        )
+
+
 def check_task(scenario: Scenario, task: Task) -> None:
     """Check what depends on the shape of a record and the number of classes.
 
-    Raises UserError if the method of recalibration is not for so many classes, a prevalence names
-    another number, the model does not fit the records, or the rule needs more samples of each site
-    than its chains keep.
+    Args:
+        scenario: The scenario.
+        task: The records' shape and number of classes.
+
+    Raises:
+        UserError: If the method of recalibration is not for so many classes, a prevalence names
+            another number, the model does not fit the records, or the rule needs more samples of
+            each site than its chains keep.
     """
     if scenario.recalibration is not None:
         try:
@@ -101,19 +117,21 @@ def check_task(scenario: Scenario, task: Task) -> None:
         raise UserError(
             f"[hierarchical] is for 2 classes, the records have {task.classes}: remove the section"
         )
-    rule, shapes = scenario.aggregation, model_shapes(scenario.model, task)
-    if rule.own_rounds:
-        return
-    parameters = sum(math.prod(shape) for shape in shapes.values())
+    shapes = model_shapes(scenario.model, task)
+    if not scenario.aggregation.own_rounds:
+        _check_least_samples(scenario, sum(math.prod(shape) for shape in shapes.values()))
+
+
+def _check_least_samples(scenario: Scenario, parameters: int) -> None:
+    rule = scenario.aggregation
     plan = training_plan(scenario, prior_share=1.0, chain_start="own_last")
-    least, planned = rule.least_samples(parameters), plan.kept_before(plan.total_steps)
+    least = rule.least_samples(parameters)
+    planned = plan.kept_before(plan.total_steps)
     if planned < least:
         raise UserError(
             f"aggregation.rule {rule.rule!r} needs {counted(least, 'sample')} of each site for "
-            f"{parameters} "
-            f"parameters, training keeps {planned}: lower thinning or burn_in, run more rounds, "
-            "or choose a rule "
-            "without precision matrices"
+            f"{parameters} parameters, training keeps {planned}: lower thinning or burn_in, run "
+            "more rounds, or choose a rule without precision matrices"
         )
 
 
@@ -122,37 +140,38 @@ def prepare_simulation(
 ) -> list[Path]:
     """Write a run's resolved scenario, site files, ledgers and the beginning of its journal.
 
-    `cache_folder`: where the sites keep features of records; runs may share one. None: `cache` in
-    the run directory. Returns the site files `sites/<number>-<name>.toml`, in the plan's order,
-    which is also their alphabetical order.
+    Args:
+        scenario: The scenario.
+        plan: Its sites, from `plan_sites`.
+        run_folder: The run's folder, made if it is absent.
+        cache_folder: Where the sites keep features of records; runs may share one. None: `cache` in
+            the run's folder.
+
+    Returns:
+        The site files `sites/<number>-<name>.toml`, in the plan's order, which is also their
+        alphabetical order.
     """
-    folder = run_folder / SITES_FOLDER
+    sites_folder = run_folder / SITES_FOLDER
     with written(run_folder):
-        folder.mkdir(parents=True, exist_ok=True)
+        sites_folder.mkdir(parents=True, exist_ok=True)
     write_scenario(scenario, run_folder / SCENARIO_FILE)
-    partition = {
-        "label_total_variation": plan.label_total_variation,
-        **(
-            {}
-            if plan.feature_total_variation is None
-            else {"feature_total_variation": plan.feature_total_variation}
-        ),
-        "warnings": [found.model_dump(mode="json") for found in plan.warnings],
-        "units": {
-            site.name: {part: getattr(site, f"{part}_units") for part in PARTS}
-            for site in plan.sites
-        },
-    }
+    partition = _partition_summary(plan)
     write_atomically(run_folder / PARTITION_FILE, json.dumps(partition, indent=2) + "\n")
     digits = max(2, len(str(len(plan.sites) - 1)))
     paths = []
     for number, site in enumerate(plan.sites):
-        path = folder / f"{number:0{digits}d}-{site.name}.toml"
-        with written(path.with_suffix(".npy")):
-            np.save(path.with_suffix(".npy"), site.indices, allow_pickle=False)
-        write_site_file(
-            _site_file(scenario, plan, site, Path(f"{path.stem}.npy"), cache_folder), path
+        path = sites_folder / f"{number:0{digits}d}-{site.name}.toml"
+        indices_path = path.with_suffix(".npy")
+        with written(indices_path):
+            np.save(indices_path, site.indices, allow_pickle=False)
+        site_file = _site_file(
+            scenario=scenario,
+            plan=plan,
+            site=site,
+            indices=Path(f"{path.stem}.npy"),
+            cache_folder=cache_folder,
         )
+        write_site_file(site_file, path)
         prepare_simulated_ledger(path)
         paths.append(path)
     entries = [file_entry(name, run_folder / name) for name in (SCENARIO_FILE, PARTITION_FILE)]
@@ -160,35 +179,58 @@ def prepare_simulation(
     return paths
 
 
+def _partition_summary(plan: SitePlan) -> dict[str, object]:
+    """Say in JSON values how the records were dealt; the order of the keys is the file's."""
+    summary: dict[str, object] = {"label_total_variation": plan.label_total_variation}
+    if plan.feature_total_variation is not None:
+        summary["feature_total_variation"] = plan.feature_total_variation
+    summary["warnings"] = [warning.model_dump(mode="json") for warning in plan.warnings]
+    summary["units"] = {
+        site.name: {
+            "train": site.train_units,
+            "test": site.test_units,
+            "recalibration": site.recalibration_units,
+        }
+        for site in plan.sites
+    }
+    return summary
+
+
 def run_identifier(scenario: Scenario) -> str:
-    """Name a run (32 hexadecimal digits): at random, or by its scenario where noise is seeded, so that it repeats."""
+    """Name a run by 32 hexadecimal digits.
+
+    The name is random, or follows from the scenario where noise is seeded, so that it repeats.
+
+    Args:
+        scenario: The run's scenario. Folders of its files do not enter the name.
+    """
     if scenario.simulation.insecure_seed is None:
         return uuid.uuid4().hex
     source = scenario.data.source
-    named = source.with_place(
+    source_without_folder = source.with_place(
         lambda place: None if isinstance(source, BuiltIn) else Path(place.name)
     )
     changes = {
-        "data": scenario.data.model_copy(update={"source": named}),
+        "data": scenario.data.model_copy(update={"source": source_without_folder}),
         "simulation": scenario.simulation.model_copy(update={"traces": False}),
         "aggregation": scenario.aggregation.with_public_path(lambda path: Path(path.name)),
     }
-    # Seeded runs keep their names, hence their random numbers, from when scenarios had this
-    # section.
-    content = scenario.model_copy(update=changes).model_dump(mode="json") | {
-        "transport": {"precision": "float32"}
-    }
-    digest = hashlib.sha256(
-        json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
-    ).hexdigest()
+    content = scenario.model_copy(update=changes).model_dump(mode="json")
+    # Scenarios once had this section: with it seeded runs keep their names, hence their random
+    # numbers.
+    content["transport"] = {"precision": "float32"}
+    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    digest = hashlib.sha256(canonical.encode()).hexdigest()
     return hashlib.sha256(f"run:{digest}".encode()).hexdigest()[:32]
 
 
 def _most_units(site: PlannedSite, scenario: Scenario) -> float:
-    most, (test, fraction) = most_declared(site.train_units), scenario.kept_fractions
+    most = most_declared(site.train_units)
     if not site.recalibration_units:
         return most
-    return max(most, most_in_part(site.train_units, fraction / (1 - test - fraction)))
+    test_fraction, recalibration_fraction = scenario.kept_fractions
+    ratio = recalibration_fraction / (1 - test_fraction - recalibration_fraction)
+    return max(most, most_in_part(site.train_units, ratio))
 
 
 def _check_weights(model: Model, task: Task, folder: Path | None) -> None:
@@ -203,54 +245,77 @@ def _check_weights(model: Model, task: Task, folder: Path | None) -> None:
 
 
 def _site_file(
-    scenario: Scenario, plan: SitePlan, site: PlannedSite, indices: Path, cache_folder: Path | None
+    *,
+    scenario: Scenario,
+    plan: SitePlan,
+    site: PlannedSite,
+    indices: Path,
+    cache_folder: Path | None,
 ) -> SiteFile:
-    """Say what a virtual site is as a hospital would, so that the code that guards a hospital runs in it."""
-    privacy, training, simulation = scenario.privacy, scenario.training, scenario.simulation
-    trains, again = site.spec.role == "train", scenario.recalibration
-    test, recalibration = scenario.kept_fractions if trains else (1.0, 0.0)
-    run_epsilon = max(privacy.epsilon, (again and again.epsilon) or 0.0)
-    fit = recalibration_plan(again, privacy).steps if again else 0
-    steps = max(training.chains * training.rounds * training.steps_per_round, fit)
+    """Describe a virtual site as a hospital would, so that the code that guards one runs in it."""
+    is_training = site.spec.role == "train"
+    test_fraction, recalibration_fraction = scenario.kept_fractions if is_training else (1.0, 0.0)
+    run_epsilon = _run_epsilon(scenario)
+    has_traces = scenario.simulation.traces and is_training
     return SiteFile(
         name=site.name,
         role=site.spec.role,
         source=plan.source,
         selection=Selection(part=site.spec.part, indices=indices),
-        units=site.train_units if trains else site.test_units,
-        split=Split(test_fraction=test, recalibration_fraction=recalibration, key=site.split_key),
+        units=site.train_units if is_training else site.test_units,
+        split=Split(
+            test_fraction=test_fraction,
+            recalibration_fraction=recalibration_fraction,
+            key=site.split_key,
+        ),
         shift=site.spec.shift,
         shift_seed=site.shift_seed,
         ledger=LedgerSettings(
             path=Path("..") / "ledgers" / f"{site.name}.sqlite",
             witness=Path("..") / "witnesses" / f"{site.name}.json",
             cohort=f"simulation of {scenario.name}",
-            delta=privacy.delta,
-            adjacency=privacy.adjacency,
-            epsilon=site.spec.epsilon or simulation.cohort_epsilon or run_epsilon,
+            delta=scenario.privacy.delta,
+            adjacency=scenario.privacy.adjacency,
+            epsilon=site.spec.epsilon or scenario.simulation.cohort_epsilon or run_epsilon,
             durability="normal",
         ),
-        policy=Policy(
-            max_run_epsilon=run_epsilon,
-            allow_non_private=privacy.kind == "none",
-            allow_downloads=True,
-            max_steps=steps,
-            max_samples=steps,
-            allowed_code=scenario.named_code,
-            groups=plan.groups,
-            least_group_units=1,
-            max_evaluations_per_run="unlimited",
-            max_evaluations="unlimited",
-            evaluation_release=scenario.evaluation.release,
-            min_evaluation_noise_multiplier=scenario.evaluation.noise_multiplier or 1.0,
-        ),
+        policy=_policy(scenario, plan, run_epsilon),
         threads=scenario.resources.threads_per_site,
         device=scenario.resources.device,
-        insecure_seed=simulation.insecure_seed,
+        insecure_seed=scenario.simulation.insecure_seed,
         cache_folder=Path("..") / "cache" if cache_folder is None else cache_folder.resolve(),
         backbone_folder=None if plan.weights_folder is None else plan.weights_folder.resolve(),
-        trace_folder=Path("..") / TRACES_FOLDER / site.name
-        if simulation.traces and trains
-        else None,
+        trace_folder=Path("..") / TRACES_FOLDER / site.name if has_traces else None,
         prevalence=site.spec.prevalence,
+    )
+
+
+def _run_epsilon(scenario: Scenario) -> float:
+    """Return the largest epsilon that one message of a run may ask for."""
+    recalibration = scenario.recalibration
+    if recalibration is None:
+        return scenario.privacy.epsilon
+    return max(scenario.privacy.epsilon, recalibration.epsilon or 0.0)
+
+
+def _policy(scenario: Scenario, plan: SitePlan, run_epsilon: float) -> Policy:
+    """Allow what the scenario asks for, and no longer a chain."""
+    training = scenario.training
+    steps = training.chains * training.rounds * training.steps_per_round
+    if scenario.recalibration is not None:
+        recalibration_steps = recalibration_plan(scenario.recalibration, scenario.privacy).steps
+        steps = max(steps, recalibration_steps)
+    return Policy(
+        max_run_epsilon=run_epsilon,
+        allow_non_private=scenario.privacy.kind == "none",
+        allow_downloads=True,
+        max_steps=steps,
+        max_samples=steps,
+        allowed_code=scenario.named_code,
+        groups=plan.groups,
+        least_group_units=1,
+        max_evaluations_per_run="unlimited",
+        max_evaluations="unlimited",
+        evaluation_release=scenario.evaluation.release,
+        min_evaluation_noise_multiplier=scenario.evaluation.noise_multiplier or 1.0,
     )

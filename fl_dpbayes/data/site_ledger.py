@@ -1,4 +1,7 @@
-"""A site's ledger as its site file names it: made once, by a command or a simulation, and opened by requests."""
+"""A site's ledger as its site file names it.
+
+A command or a simulation makes it once, and requests open it.
+"""
 
 import hashlib
 from collections.abc import Iterator
@@ -27,59 +30,90 @@ from fl_dpbayes.privacy import (
 UNNAMED_UNITS = ("record", "image")
 
 
+# What a stored version of a site's records counts as in the cache of what was read, in bytes.
+DATA_VERSION_BYTES = 2**15
+
+
 def ledger_place(settings: LedgerSettings) -> LedgerPlace:
     """Say where a ledger and its second place lie.
 
-    UserError if links or `..` lead both into one folder.
+    Args:
+        settings: The ledger of a site file.
+
+    Raises:
+        LedgerPlaceError: If links or `..` lead both into one folder.
     """
-    place = LedgerPlace(settings.path, settings.witness, settings.durability)
+    place = LedgerPlace(
+        path=settings.path, witness=settings.witness, durability=settings.durability
+    )
     if place.real_path.parent == place.real_witness.parent:
-        led = f"ledger.witness {settings.witness} leads to the folder of the ledger {settings.path}"
-        raise LedgerPlaceError(f"{led}: name a file in another folder, best on another disk")
+        raise LedgerPlaceError(
+            f"ledger.witness {settings.witness} leads to the folder of the ledger {settings.path}: "
+            "name a file in another folder, best on another disk"
+        )
     return place
 
 
 def cohort_of(site_file: SiteFile) -> Cohort:
     """Describe the cohort of a site file, without reading a record.
 
-    UserError if it names no ledger.
+    Args:
+        site_file: The site's file.
+
+    Raises:
+        UserError: If it names no ledger.
     """
-    settings, split = _settings(site_file), site_file.split
+    settings = _settings(site_file)
+    split = site_file.split
     # A site that does not train keeps every unit for testing.
-    fractions = (
-        (split.test_fraction, split.recalibration_fraction)
-        if site_file.role == "train"
-        else (1.0, 0.0)
-    )
-    spent = settings.epsilon, settings.delta, settings.adjacency
+    test_fraction = 1.0
+    recalibration_fraction = 0.0
+    if site_file.role == "train":
+        test_fraction = split.test_fraction
+        recalibration_fraction = split.recalibration_fraction
     return Cohort(
-        settings.cohort,
-        site_file.source.unit,
-        *spent,
-        split=split_name(split.key, *fractions),
+        name=settings.cohort,
+        unit=site_file.source.unit,
+        epsilon=settings.epsilon,
+        delta=settings.delta,
+        adjacency=settings.adjacency,
+        split=split_name(split.key, test_fraction, recalibration_fraction),
         planned_runs=settings.planned_runs,
     )
 
 
 def delta_problem(site_file: SiteFile) -> str:
-    """Say why every request would be refused for the ledger's delta; empty where it would not."""
+    """Say why every request would be refused for the ledger's delta; empty where it would not.
+
+    Args:
+        site_file: The site's file.
+    """
     settings = site_file.ledger
-    if (
-        settings is None
-        or site_file.role != "train"
-        or is_delta_allowed(site_file, "train", settings.delta)
-    ):
+    if settings is None or site_file.role != "train":
         return ""
-    below = (
-        f"{1 / most_units(site_file, 'train'):.6g}, one over the most units that units = "
-        f"{site_file.units} admits"
+    if is_delta_allowed(site_file, "train", settings.delta):
+        return ""
+    bound = 1 / most_units(site_file, "train")
+    return (
+        f"ledger.delta is {settings.delta:g}: it must be below {bound:.6g}, one over the most "
+        f"units that units = {site_file.units} admits"
     )
-    return f"ledger.delta is {settings.delta:g}: it must be below {below}"
 
 
 def create_ledger(site_file: SiteFile, site: Site | None = None) -> Ledger:
-    """Make a site file's cohort, and its ledger if there is none, comparing a `site`'s records: see `create_cohort`."""
-    describe = None if site is None else lambda key: data_version(site, key)
+    """Make a site file's cohort, and its ledger if there is none: see `create_cohort`.
+
+    Args:
+        site_file: Names ledger and cohort.
+        site: Its records are compared with those of other cohorts. None leaves that to the first
+            request.
+    """
+
+    def describe_records(key: bytes) -> DataVersion:
+        assert site is not None
+        return data_version(site, key)
+
+    describe = None if site is None else describe_records
     return Ledger.create(ledger_place(_settings(site_file)), cohort_of(site_file), describe)
 
 
@@ -87,32 +121,46 @@ def create_ledger(site_file: SiteFile, site: Site | None = None) -> Ledger:
 def open_ledger(
     site_file: SiteFile, site: Site, asked_in: AuditLine | None = None
 ) -> Iterator[Ledger]:
-    """Open the ledger that a site file names, for the site's cohort, and note there which version its records are.
+    """Open the ledger that a site file names, and note there which version its records are.
 
-    `asked_in`: the line of the audit log that tells the request; a simulated site has no log.
-    Raises UserError if the cohort was made with another budget. Raises LedgerError naming the
-    ledger's path, in the context as well: if ledger or cohort was not made, the ledger is not the
-    one that its second place knows, or another cohort has these records.
+    Args:
+        site_file: Names ledger and cohort.
+        site: The site's records.
+        asked_in: The line of the audit log that tells the request; a simulated site has no log.
+
+    Raises:
+        UserError: If the cohort was made with another budget.
+        LedgerError: If ledger or cohort was not made, the ledger is not the one that its second
+            place knows, or another cohort has these records. The text names the ledger's path; so
+            it does where the caller's block raises a LedgerError.
     """
     place = ledger_place(_settings(site_file))
+    cohort = cohort_of(site_file)
+
+    def describe_records(key: bytes) -> DataVersion:
+        return KEPT.get(
+            ("data version", key, cohort),
+            lambda: data_version(site, key),
+            lambda _: DATA_VERSION_BYTES,
+            of=site,
+        )
+
     try:
-        with Ledger.open(place, cohort_of(site_file)) as ledger:
+        with Ledger.open(place, cohort) as ledger:
             ledger.asked_in = asked_in
-            ledger.record_data_version(
-                lambda key: KEPT.get(
-                    ("data version", key, cohort_of(site_file)),
-                    lambda: data_version(site, key),
-                    lambda _: 2**15,
-                    of=site,
-                )
-            )
+            ledger.record_data_version(describe_records)
             yield ledger
     except LedgerError as error:
         raise LedgerError(with_path(error, place.path)) from error
 
 
 def with_path(error: LedgerError, path: Path) -> str:
-    """Return an error's text, beginning with the ledger's path where it does not name it."""
+    """Return an error's text, beginning with the ledger's path where it does not name it.
+
+    Args:
+        error: The error.
+        path: The ledger's file.
+    """
     return str(error) if str(path) in str(error) else f"ledger {path}: {error}"
 
 
@@ -120,40 +168,53 @@ def prepare_simulated_ledger(path: Path) -> None:
     """Make the ledger of a virtual site, unless it is there.
 
     What a cut-off preparation left behind is made anew.
+
+    Args:
+        path: The site file.
     """
     site_file = read_site_file(path)
     settings = _settings(site_file)
     if settings.path.exists() and settings.witness.exists():
         return
-    for left in (
-        settings.witness,
-        settings.path,
-        *(Path(f"{settings.path}{end}") for end in ("-wal", "-shm")),
-    ):
-        left.unlink(missing_ok=True)
+    settings.witness.unlink(missing_ok=True)
+    # The database's own file and those that its write-ahead mode puts beside it.
+    for ending in ("", "-wal", "-shm"):
+        Path(f"{settings.path}{ending}").unlink(missing_ok=True)
     create_ledger(site_file).close()
 
 
 def data_version(site: Site, key: bytes) -> DataVersion:
     """Describe a site's records under a secret key.
 
-    The ledger's heads leave the site and are hashes over all that it holds. Without the key, of 1
-    to 64 bytes, whoever knows all records but one could try out the last one until the head fits.
-    Returns the fingerprint of all parts, and a sketch of their units: by name where the source
-    names them (a patient column), else by content. Source: RFC 7693 for keyed BLAKE2b.
+    The ledger's heads leave the site and are hashes over all that it holds. Without the key whoever
+    knows all records but one could try out the last one until the head fits.
+
+    Args:
+        site: The site's records.
+        key: 1 to 64 bytes.
+
+    Returns:
+        The fingerprint of all parts, and a sketch of their units: by name where the source names
+        them (a patient column), else by content.
+
+    Source:
+        RFC 7693 for keyed BLAKE2b.
     """
-    whole, units = hashlib.blake2b(key=key, digest_size=16, person=b"data version"), list[str]()
-    for part in filter(None, (site.train, site.test, site.recalibration)):
-        rows = zip(
-            np.ascontiguousarray(part.features), np.ascontiguousarray(part.labels), strict=True
-        )
-        records = [_hash(row.tobytes() + label.tobytes(), key) for row, label in rows]
-        whole.update(
+    hasher = hashlib.blake2b(key=key, digest_size=16, person=b"data version")
+    unit_hashes: list[str] = []
+    for part in (site.train, site.test, site.recalibration):
+        if part is None:
+            continue
+        record_hashes = _record_hashes(part, key)
+        hasher.update(
             f"{part.features.dtype.str}{part.features.shape}{part.labels.dtype.str}".encode()
         )
-        whole.update("".join(records).encode() + part.unit_index.tobytes())
-        units += records if site.unit in UNNAMED_UNITS else _named(part, records, key)
-    return DataVersion(whole.hexdigest(), unit_sketch(units))
+        hasher.update("".join(record_hashes).encode() + part.unit_index.tobytes())
+        if site.unit in UNNAMED_UNITS:
+            unit_hashes += record_hashes
+        else:
+            unit_hashes += _unit_name_hashes(part, key) or record_hashes
+    return DataVersion(fingerprint=hasher.hexdigest(), units=unit_sketch(unit_hashes))
 
 
 def _settings(site_file: SiteFile) -> LedgerSettings:
@@ -164,10 +225,20 @@ def _settings(site_file: SiteFile) -> LedgerSettings:
     return site_file.ledger
 
 
-def _named(part: SiteSplit, records: list[str], key: bytes) -> list[str]:
+def _record_hashes(part: SiteSplit, key: bytes) -> list[str]:
+    features = np.ascontiguousarray(part.features)
+    labels = np.ascontiguousarray(part.labels)
+    return [
+        _hash(row.tobytes() + label.tobytes(), key)
+        for row, label in zip(features, labels, strict=True)
+    ]
+
+
+def _unit_name_hashes(part: SiteSplit, key: bytes) -> list[str]:
+    """Return a hash of each unit's name, none where the source does not name units."""
     names = part.unit_names
     if names is None or names.dtype.kind != "U":
-        return records
+        return []
     return [_hash(b"name:" + str(name).encode(), key) for name in names]
 
 

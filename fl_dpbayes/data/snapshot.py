@@ -1,5 +1,6 @@
-"""A site's validated records in one file, made by `fl-dpbayes site check` and read by every run at a real site.
+"""A site's validated records in one file, a snapshot.
 
+`fl-dpbayes site check` makes it, and every run at a real site reads it.
 It is as confidential as the records, readable by its owner only, and bound to the files that it was
 made from.
 """
@@ -11,8 +12,10 @@ import zipfile
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from fl_dpbayes.config import SiteFile
 from fl_dpbayes.data.records import Records, array_bytes, frozen
@@ -35,10 +38,24 @@ DAMAGED = (
 CHECK = "run  fl-dpbayes site check SITE_FILE  to look at the data and make a new snapshot"
 
 
+class SourceFile(NamedTuple):
+    """A file of a site's source as it was when it was looked at; JSON stores it as a list.
+
+    Attributes:
+        path: The file's path.
+        size: Its size in bytes.
+        changed_ns: The time of its last change, in nanoseconds.
+    """
+
+    path: str
+    size: int
+    changed_ns: int
+
+
 @dataclass(frozen=True)
 class _Snapshot:
     records: Records
-    files: list[tuple[str, int, int]]
+    files: list[SourceFile]
 
 
 class DataUncheckedError(UserError):
@@ -49,121 +66,174 @@ class DataChangedError(UserError):
     """The files that a snapshot was made from are not as they were."""
 
 
-def source_files(site_file: SiteFile) -> list[tuple[str, int, int]]:
-    """Return path, size and last change, in ns, of each file of a site's records.
+def source_files(site_file: SiteFile) -> list[SourceFile]:
+    """Look at each file of a site's records, without reading it.
 
-    DataChangedError if one is gone.
+    Args:
+        site_file: Names the source and the file of the selected records' numbers.
+
+    Raises:
+        DataChangedError: If a file is gone.
     """
-    source = site_file.source
-    given = getattr(source, "path", None) or getattr(source, "folder", None) or ()
-    places = [
-        *(given if isinstance(given, tuple) else (given,)),
-        *filter(None, [site_file.selection.indices]),
-    ]
-    paths = files_below(places)
+    paths = files_below(_named_places(site_file))
+    files = []
     try:
-        return [
-            (str(path), (at := path.stat()).st_size, at.st_mtime_ns)
-            for path in sorted(paths)
-            if not path.is_dir()
-        ]
+        for path in sorted(paths):
+            if path.is_dir():
+                continue
+            status = path.stat()
+            files.append(
+                SourceFile(path=str(path), size=status.st_size, changed_ns=status.st_mtime_ns)
+            )
     except OSError as error:
         raise DataChangedError(
             f"{error.filename} cannot be read ({error.strerror}): put it back"
         ) from None
+    return files
 
 
-def write_snapshot(site_file: SiteFile, records: Records, files: list[tuple[str, int, int]]) -> str:
-    """Write validated records, selected and shifted, where the site file says.
+def _named_places(site_file: SiteFile) -> list[Path]:
+    """Return the files and folders that a site file names, whatever kind its source is."""
+    source = site_file.source
+    place = getattr(source, "path", None) or getattr(source, "folder", None)
+    places = list(place) if isinstance(place, tuple) else [place]
+    places.append(site_file.selection.indices)
+    return [path for path in places if path is not None]
 
-    `files`: of the source, before they were read. Returns the SHA-256 over their paths and
-    contents. Raises UserError if one of them has changed since, or the snapshot cannot be written.
+
+def write_snapshot(site_file: SiteFile, records: Records, files: list[SourceFile]) -> str:
+    """Write validated records where the site file says, readable by their owner only.
+
+    Args:
+        site_file: The site's file.
+        records: The site's records, selected and shifted.
+        files: The files of the source, from `source_files` before they were read.
+
+    Returns:
+        The SHA-256 over the files' paths and contents.
+
+    Raises:
+        UserError: If the site file names no snapshot, records are Python objects, or the snapshot
+            cannot be written.
+        DataChangedError: If one of the files has changed since.
     """
     path = site_file.records_file
     if path is None:
         raise UserError(
             f"site file of {site_file.name!r}: add a line  snapshot = 'FILE'  above its tables"
         )
-    hasher = hashlib.sha256()
-    for name, *_ in files:
-        hasher.update(f"{name}\0{file_sha256(Path(name))}\n".encode())
+    digest = _content_digest(files)
     if source_files(site_file) != files:
         raise DataChangedError(f"the data changed while they were read: {CHECK}")
-    arrays = {name: values for name in COLUMNS if (values := getattr(records, name)) is not None}
-    arrays |= {f"group{number}": values for number, values in enumerate(records.groups.values())}
+    arrays = _arrays(records)
     header = {
         "version": VERSION,
         "described": described(site_file),
         "files": files,
-        "sha256": hasher.hexdigest(),
-    }
-    header |= {
+        "sha256": digest,
         "unit": records.unit,
         "feature_names": records.feature_names,
         "groups": list(records.groups),
+        "arrays": list(arrays),
     }
-    header["arrays"] = list(arrays)
-    if objects := [name for name, values in arrays.items() if values.dtype.hasobject]:
-        raise UserError(
-            f"the source gives {objects[0]} as Python objects, which no snapshot can "
-            "hold: give text"
-        )
     with replaced_atomically(path) as partial:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         partial.unlink(missing_ok=True)
         with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            np.savez(file, header=np.frombuffer(json.dumps(header).encode(), np.uint8), **arrays)
+            header_bytes = np.frombuffer(json.dumps(header).encode(), np.uint8)
+            # The stub of NumPy takes the arrays for `allow_pickle` too.
+            np.savez(file, header=header_bytes, **arrays)  # type: ignore[arg-type]
+    return digest
+
+
+def _content_digest(files: list[SourceFile]) -> str:
+    hasher = hashlib.sha256()
+    for file in files:
+        hasher.update(f"{file.path}\0{file_sha256(Path(file.path))}\n".encode())
     return hasher.hexdigest()
+
+
+def _arrays(records: Records) -> dict[str, npt.NDArray]:
+    """Return the arrays of a snapshot of these records, by their names in the archive."""
+    arrays = {}
+    for name in COLUMNS:
+        values = getattr(records, name)
+        if values is not None:
+            arrays[name] = values
+    for number, values in enumerate(records.groups.values()):
+        arrays[f"group{number}"] = values
+    for name, values in arrays.items():
+        if values.dtype.hasobject:
+            raise UserError(
+                f"the source gives {name} as Python objects, which no snapshot can hold: give text"
+            )
+    return arrays
 
 
 def read_snapshot(site_file: SiteFile) -> Records:
     """Read the records of a site's snapshot, never unpickling.
 
-    The source's files are looked at, not read.
+    The source's files are looked at, not read. The snapshot is read once in a process, while it
+    stays as it is; the arrays are read-only.
 
-    Read once in a process, while the snapshot stays as it is; the arrays are read-only. Raises
-    DataUncheckedError if there is none, it is damaged, or the site file now describes other
-    records. Raises DataChangedError if size or time of a source's file is another than when the
-    snapshot was made.
+    Args:
+        site_file: The site's file, which names a snapshot.
+
+    Raises:
+        DataUncheckedError: If there is no snapshot, it is damaged, or the site file now describes
+            other records.
+        DataChangedError: If size or time of a source's file is another than when the snapshot was
+            made.
     """
-    path, says = site_file.records_file, described(site_file)
+    path = site_file.records_file
     assert path is not None
+    description = described(site_file)
+
+    def read() -> _Snapshot:
+        return _read(path, site_file, description)
+
     try:
-        found = KEPT.get(
-            ("snapshot", path, says), lambda: _read(path, site_file, says), array_bytes, [path]
-        )
+        snapshot = KEPT.get(("snapshot", path, description), read, array_bytes, [path])
     except FileNotFoundError:
         raise DataUncheckedError(f"there is no snapshot {path}: {CHECK}") from None
     except DAMAGED:
         raise DataUncheckedError(
             f"snapshot {path} is damaged, or cannot be read: {CHECK}"
         ) from None
-    if found.files != source_files(site_file):
+    if snapshot.files != source_files(site_file):
         raise DataChangedError(f"the data changed since snapshot {path} was made: {CHECK}")
-    return found.records
+    return snapshot.records
 
 
-def _read(path: Path, site_file: SiteFile, says: str) -> _Snapshot:
+def _read(path: Path, site_file: SiteFile, description: str) -> _Snapshot:
     with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
         header = json.loads(archive["header"].tobytes())
-        if header["version"] != VERSION or header["described"] != says:
+        if header["version"] != VERSION or header["described"] != description:
             raise DataUncheckedError(
                 f"snapshot {path} is of another source, selection or shift: {CHECK}"
             )
         arrays = {name: archive[name] for name in header["arrays"]}
     groups = {name: arrays.pop(f"group{number}") for number, name in enumerate(header["groups"])}
-    more = {
-        "groups": groups,
-        "feature_names": tuple(header["feature_names"]),
-        "unit": header["unit"],
-    }
+    columns = dict.fromkeys(COLUMNS) | arrays
     records = Records(
-        **dict.fromkeys(COLUMNS) | arrays | more, natural_site=None, task=site_file.source.task
+        **columns,
+        natural_site=None,
+        task=site_file.source.task,
+        unit=header["unit"],
+        groups=groups,
+        feature_names=tuple(header["feature_names"]),
     )
-    return _Snapshot(frozen(records), [tuple(file) for file in header["files"]])
+    files = [SourceFile(*file) for file in header["files"]]
+    return _Snapshot(records=frozen(records), files=files)
 
 
 def described(site_file: SiteFile) -> str:
-    """Return the digest of what a site file says of which records are the site's, and how they are prepared."""
+    """Return the digest of what a site file says of its records.
+
+    That is: which records are the site's, and how they are prepared.
+
+    Args:
+        site_file: The site's file.
+    """
     keys = {"name", "source", "selection", "shift", "shift_seed"}
     return hashlib.sha256(site_file.model_dump_json(include=keys).encode()).hexdigest()

@@ -1,9 +1,9 @@
 """The sites of a simulation: whose records are whose."""
 
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -35,30 +35,52 @@ from fl_dpbayes.errors import UserError
 from fl_dpbayes.privacy import in_recalibration_part, in_test_part
 
 Indices = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
 
 
-class Pool(NamedTuple):
-    """An official part's records, and its privacy units in the order in which sites draw them."""
+@dataclass(frozen=True)
+class Pool:
+    """An official part's records, and its privacy units in the order in which sites draw them.
+
+    Attributes:
+        records: All records of the part.
+        order: Numbers of the units that are still to be dealt, in random order.
+        records_by_unit: Unit -> its records, in increasing order.
+    """
 
     records: Records
     order: Indices
-    of_unit: list[Indices]
+    records_by_unit: list[Indices]
 
     def records_of(self, units: Indices) -> Indices:
         """Return the records of units, in increasing order."""
-        return np.sort(np.concatenate([self.of_unit[unit] for unit in units])).astype(np.int64)
+        indices = np.concatenate([self.records_by_unit[unit] for unit in units])
+        return np.sort(indices).astype(np.int64)
+
+    def count_records(self) -> int:
+        """Return how many records the units in `order` hold."""
+        return sum(len(self.records_by_unit[unit]) for unit in self.order)
 
     def first_units(self, count: int) -> int:
-        """Say how many units, from the first on, hold `count` records."""
-        return (
-            int(np.searchsorted(np.cumsum([len(self.of_unit[unit]) for unit in self.order]), count))
-            + 1
-        )
+        """Return how many units, from the first on, hold `count` records."""
+        totals = np.cumsum([len(self.records_by_unit[unit]) for unit in self.order])
+        return int(np.searchsorted(totals, count)) + 1
 
 
 @dataclass(frozen=True)
 class PlannedSite:
-    """One virtual site: which records of `spec.part` it holds, their split, and its units, 0 in parts that it lacks."""
+    """One virtual site.
+
+    Attributes:
+        name: The site's name.
+        spec: What the scenario says of it.
+        indices: Which records of `spec.part` it holds, in increasing order.
+        shift_seed: The seed of its shift's draws.
+        split_key: The key of its split.
+        train_units: Privacy units in its training part, 0 where it has none.
+        test_units: Privacy units in its test part.
+        recalibration_units: Privacy units in its recalibration part, 0 where it has none.
+    """
 
     name: str
     spec: SiteSpec
@@ -74,11 +96,17 @@ class PlannedSite:
 class SitePlan:
     """All virtual sites of a simulation, in the scenario's order.
 
-    `label_total_variation` is the mean total variation distance between a training site's label
-    frequencies and the pooled ones, before any shift; `feature_total_variation` that of the score
-    by which feature skew divides, None for other partitions. `weights_folder`: where the sites look
-    for frozen weights. `groups`: attribute -> the values that subgroups have. `warnings`: what the
-    records gave cause for.
+    Attributes:
+        source: Where the records are.
+        task: Their shape and number of classes.
+        sites: The sites.
+        label_total_variation: The mean total variation distance between a training site's label
+            frequencies and the pooled ones, before any shift.
+        weights_folder: Where the sites look for frozen weights.
+        groups: Attribute -> the values that subgroups have.
+        feature_total_variation: The same distance of the score by which feature skew divides, None
+            for other partitions.
+        warnings: What the records gave cause for.
     """
 
     source: Source
@@ -98,137 +126,167 @@ def dealt_sites(scenario: Scenario, data_dir: Path | None) -> SitePlan:
     the partition divides what is left of the part `train` over the training sites. A unit of
     several records goes to one site, by the label of its first record. A site with `records_of`
     gets the records and the shift's draws of the site that it names. Every draw follows from the
-    scenario's seed and from names. `data_dir`: as of `BuiltIn.located`. Raises UserError if the
-    records do not suffice or a name is not one of the data set's own sites; the text names key and
-    remedy.
+    scenario's seed and from names.
+
+    Args:
+        scenario: The scenario.
+        data_dir: Where built-in data are, as `BuiltIn.located`.
+
+    Raises:
+        UserError: If the records do not suffice or a name is not one of the data set's own sites;
+            the text names key and remedy.
     """
-    data, seed = scenario.data, scenario.seed
-    source = data.source.located(data_dir)
+    source = scenario.data.source.located(data_dir)
     sites = with_part_of_owner(scenario.sites)
-    parts = dict.fromkeys(spec.part for spec in sites.values())
-    pools = {part: _pool(load_unscaled(source, part), part, seed, data.records) for part in parts}
-    owners = {name: spec for name, spec in sites.items() if spec.records_of is None}
+    pools: dict[OfficialPart, Pool] = {}
+    for spec in sites.values():
+        if spec.part not in pools:
+            pools[spec.part] = _pool(load_unscaled(source, spec.part), spec.part, scenario)
     scores = None
-    if isinstance(scenario.partition, NaturalPartition):
-        found = {part: (pool, _by_natural_site(pool)) for part, pool in pools.items()}
-        chosen = {
-            name: _natural_site(name, spec, *found[spec.part]) for name, spec in owners.items()
-        }
-    else:
-        if isinstance(scenario.partition, FeaturePartition):
-            scores = feature_scores(pools["train"].records, scenario.partition.feature)
-        chosen = {}
-        for part, pool in pools.items():
-            members = {name: spec for name, spec in owners.items() if spec.part == part}
-            chosen |= _divided_sites(members, pool, scenario, scores)
-    chosen |= {
-        name: chosen[spec.records_of] for name, spec in sites.items() if spec.records_of is not None
-    }
-    train = [chosen[name] for name, spec in sites.items() if spec.role == "train"]
+    if isinstance(scenario.partition, FeaturePartition):
+        scores = feature_scores(pools["train"].records, scenario.partition.feature)
+    indices = _dealt_records(sites, pools, scenario, scores)
+    training_indices = [indices[name] for name, spec in sites.items() if spec.role == "train"]
     records = pools["train"].records
     planned = [
-        _planned_site(name, spec, pools[spec.part], chosen[name], scenario)
+        _planned_site(
+            name=name,
+            spec=spec,
+            records=pools[spec.part].records,
+            indices=indices[name],
+            scenario=scenario,
+        )
         for name, spec in sites.items()
     ]
-    groups = {
-        name: np.concatenate([pool.records.groups[name] for pool in pools.values()])
-        for name in records.groups
-    }
     return SitePlan(
-        source,
-        records.task,
-        tuple(planned),
-        label_total_variation(records.labels, train),
+        source=source,
+        task=records.task,
+        sites=tuple(planned),
+        label_total_variation=label_total_variation(records.labels, training_indices),
         weights_folder=backbone_folder(source.folder if isinstance(source, BuiltIn) else data_dir),
-        groups={name: tuple(map(str, np.unique(values))) for name, values in groups.items()},
-        feature_total_variation=None if scores is None else feature_total_variation(scores, train),
+        groups=_group_values(pools),
+        feature_total_variation=(
+            None if scores is None else feature_total_variation(scores, training_indices)
+        ),
         warnings=tuple(magnitude_warnings(records, source)),
     )
 
 
-def _pool(records: Records, part: OfficialPart, seed: int, most: int | None) -> Pool:
-    """Put the privacy units of a part in random order.
+def _group_values(pools: Mapping[OfficialPart, Pool]) -> dict[str, tuple[str, ...]]:
+    group_values = {}
+    for name in pools["train"].records.groups:
+        values = np.concatenate([pool.records.groups[name] for pool in pools.values()])
+        group_values[name] = tuple(map(str, np.unique(values)))
+    return group_values
 
-    Of the part `train`, as many of them as hold `most` records.
-    """
+
+def _pool(records: Records, part: OfficialPart, scenario: Scenario) -> Pool:
+    """Order a part's units at random; of `train` keep as many as hold `data.records` records."""
     _, unit_index = np.unique(records.units, return_inverse=True)
-    of_unit = np.split(
-        np.argsort(unit_index, kind="stable"), np.cumsum(np.bincount(unit_index))[:-1]
-    )
-    pool = Pool(records, _generator(seed, "pool", part).permutation(len(of_unit)), of_unit)
+    ends = np.cumsum(np.bincount(unit_index))[:-1]
+    records_by_unit = np.split(np.argsort(unit_index, kind="stable"), ends)
+    order = _generator(scenario.seed, "pool", part).permutation(len(records_by_unit))
+    pool = Pool(records=records, order=order, records_by_unit=records_by_unit)
+    most = scenario.data.records
     if most is None or part != "train":
         return pool
     if most > len(records):
         raise UserError(
             f"data.records is {most}, but the part {part!r} has {len(records)}: choose at most that"
         )
-    return pool._replace(order=pool.order[: pool.first_units(most)])
+    return replace(pool, order=pool.order[: pool.first_units(most)])
+
+
+def _dealt_records(
+    sites: Mapping[str, SiteSpec],
+    pools: Mapping[OfficialPart, Pool],
+    scenario: Scenario,
+    scores: Floats | None,
+) -> dict[str, Indices]:
+    """Return each site's records of its official part, in increasing order."""
+    owners = {name: spec for name, spec in sites.items() if spec.records_of is None}
+    if isinstance(scenario.partition, NaturalPartition):
+        indices = _natural_sites(owners, pools)
+    else:
+        indices = {}
+        for part, pool in pools.items():
+            members = {name: spec for name, spec in owners.items() if spec.part == part}
+            indices |= _divided_sites(members, pool, scenario, scores)
+    for name, spec in sites.items():
+        if spec.records_of is not None:
+            indices[name] = indices[spec.records_of]
+    return indices
+
+
+def _natural_sites(
+    sites: Mapping[str, SiteSpec], pools: Mapping[OfficialPart, Pool]
+) -> dict[str, Indices]:
+    collected = {part: _by_natural_site(pool) for part, pool in pools.items()}
+    indices = {}
+    for name, spec in sites.items():
+        if spec.records is not None:
+            raise UserError(
+                f"sites.{name}.records: a natural site has the records that it has: remove the key"
+            )
+        if name not in collected[spec.part]:
+            records = pools[spec.part].records
+            of_natural_site(records, name, f"partition.kind is 'natural', sites.{name}")
+            raise UserError(
+                f"sites.{name}: data.records leaves no record to this natural site: raise it"
+            )
+        indices[name] = collected[spec.part][name]
+    return indices
 
 
 def _by_natural_site(pool: Pool) -> dict[str, Indices]:
-    """Return natural site -> which records of the pool's units it collected, in increasing order.
-
-    Looked at once.
-    """
-    kept = pool.records_of(pool.order)
+    """Return natural site -> which records of the pool's units it collected, increasing."""
     if pool.records.natural_site is None:
         return {}
-    names, which = np.unique(pool.records.natural_site[kept], return_inverse=True)
-    ends = np.cumsum(np.bincount(which))[:-1]
-    return dict(
-        zip(names.tolist(), np.split(kept[np.argsort(which, kind="stable")], ends), strict=True)
-    )
-
-
-def _natural_site(name: str, spec: SiteSpec, pool: Pool, collected: dict[str, Indices]) -> Indices:
-    if spec.records is not None:
-        raise UserError(
-            f"sites.{name}.records: a natural site has the records that it has: remove the key"
-        )
-    if name not in collected:
-        of_natural_site(pool.records, name, f"partition.kind is 'natural', sites.{name}")
-        raise UserError(
-            f"sites.{name}: data.records leaves no record to this natural site: raise it"
-        )
-    return collected[name]
+    indices = pool.records_of(pool.order)
+    names, name_index = np.unique(pool.records.natural_site[indices], return_inverse=True)
+    ends = np.cumsum(np.bincount(name_index))[:-1]
+    collected = np.split(indices[np.argsort(name_index, kind="stable")], ends)
+    return dict(zip(names.tolist(), collected, strict=True))
 
 
 def _divided_sites(
-    sites: dict[str, SiteSpec],
-    pool: Pool,
-    scenario: Scenario,
-    scores: npt.NDArray[np.float64] | None,
+    sites: Mapping[str, SiteSpec], pool: Pool, scenario: Scenario, scores: Floats | None
 ) -> dict[str, Indices]:
-    """Set aside what held-out and shifted sites hold of one part, and divide the rest over its training sites."""
-    chosen: dict[str, Indices] = {}
+    """Set aside one part's held-out and shifted sites, divide what is left over those training."""
+    indices: dict[str, Indices] = {}
     for name, spec in sites.items():
         if spec.role != "train":
-            taken = _set_aside(name, spec, pool, alone=len(sites) == 1)
-            chosen[name] = pool.records_of(pool.order[:taken])
-            pool = pool._replace(order=pool.order[taken:])
-    trainers = [name for name, spec in sites.items() if spec.role == "train"]
-    if trainers:
-        rest = np.sort(pool.order)
-        first = np.array([pool.of_unit[unit][0] for unit in rest], dtype=np.int64)
-        labels, scored = pool.records.labels[first], None if scores is None else scores[first]
-        generator = _generator(scenario.seed, "partition")
-        dealt = partition_labels(labels, scenario.partition, len(trainers), generator, scored)
-        chosen |= {
-            name: pool.records_of(rest[share]) for name, share in zip(trainers, dealt, strict=True)
-        }
-    return chosen
+            count = _units_to_set_aside(name, spec, pool, is_only_site=len(sites) == 1)
+            indices[name] = pool.records_of(pool.order[:count])
+            pool = replace(pool, order=pool.order[count:])
+    training_names = [name for name, spec in sites.items() if spec.role == "train"]
+    if not training_names:
+        return indices
+    units = np.sort(pool.order)
+    first_records = np.array([pool.records_by_unit[unit][0] for unit in units], dtype=np.int64)
+    shares = partition_labels(
+        labels=pool.records.labels[first_records],
+        partition=scenario.partition,
+        sites=len(training_names),
+        generator=_generator(scenario.seed, "partition"),
+        scores=None if scores is None else scores[first_records],
+    )
+    for name, share in zip(training_names, shares, strict=True):
+        indices[name] = pool.records_of(units[share])
+    return indices
 
 
-def _set_aside(name: str, spec: SiteSpec, pool: Pool, *, alone: bool) -> int:
-    key, part = f"sites.{name}.records", f"the part {spec.part!r}"
+def _units_to_set_aside(name: str, spec: SiteSpec, pool: Pool, *, is_only_site: bool) -> int:
+    key = f"sites.{name}.records"
+    part = f"the part {spec.part!r}"
     if spec.records is None:
-        if not alone:
+        if not is_only_site:
             raise UserError(
                 f"{key} is missing: other sites share {part}, so say how many are set aside "
                 "for this one"
             )
         return len(pool.order)
-    available = sum(len(pool.of_unit[unit]) for unit in pool.order)
+    available = pool.count_records()
     if spec.records > available:
         raise UserError(
             f"{key} is {spec.records}, but {available} records of {part} are left: choose "
@@ -238,33 +296,47 @@ def _set_aside(name: str, spec: SiteSpec, pool: Pool, *, alone: bool) -> int:
 
 
 def _planned_site(
-    name: str, spec: SiteSpec, pool: Pool, indices: Indices, scenario: Scenario
+    *, name: str, spec: SiteSpec, records: Records, indices: Indices, scenario: Scenario
 ) -> PlannedSite:
-    records, seed, fractions = pool.records, scenario.seed, scenario.kept_fractions
-    shift_seed = int.from_bytes(_hash(seed, spec.records_of or name, "shift")[:7], "big")
-    split_key = _hash(seed, name, "split").hex()
-    kept = (
-        indices
-        if spec.shift is None
-        else indices[_kept(name, spec.shift, records.subset(indices), shift_seed)]
-    )
-    units = np.unique(records.units[kept])
-    in_test, in_recalibration = np.ones(len(units), dtype=bool), np.zeros(len(units), dtype=bool)
+    """Plan a site that holds the records at `indices` of its official part."""
+    shift_seed = int.from_bytes(_hash(scenario.seed, spec.records_of or name, "shift")[:7], "big")
+    split_key = _hash(scenario.seed, name, "split").hex()
+    indices_after_shift = indices
+    if spec.shift is not None:
+        indices_after_shift = indices[
+            _indices_that_shift_keeps(name, spec.shift, records.subset(indices), shift_seed)
+        ]
+    units = np.unique(records.units[indices_after_shift])
     if spec.role == "train":
-        in_test = in_test_part(units.tolist(), split_key, fractions[0])
-        in_recalibration = in_recalibration_part(units.tolist(), split_key, *fractions)
-        if (in_test | in_recalibration).all():
-            left = f"none of its {len(units)} units is left to train on: give it more records"
-            raise UserError(
-                f"sites.{name}: {left}, or lower data.test_fraction (and recalibration.fraction)"
-            )
-    counts = (
-        int(part.sum()) for part in (~(in_test | in_recalibration), in_test, in_recalibration)
+        test_fraction, recalibration_fraction = scenario.kept_fractions
+        in_test = in_test_part(units.tolist(), split_key, test_fraction)
+        in_recalibration = in_recalibration_part(
+            units.tolist(), split_key, test_fraction, recalibration_fraction
+        )
+    else:
+        in_test = np.ones(len(units), dtype=bool)
+        in_recalibration = np.zeros(len(units), dtype=bool)
+    in_train = ~(in_test | in_recalibration)
+    if spec.role == "train" and not in_train.any():
+        raise UserError(
+            f"sites.{name}: none of its {len(units)} units is left to train on: give it more "
+            "records, or lower data.test_fraction (and recalibration.fraction)"
+        )
+    return PlannedSite(
+        name=name,
+        spec=spec,
+        indices=indices,
+        shift_seed=shift_seed,
+        split_key=split_key,
+        train_units=int(in_train.sum()),
+        test_units=int(in_test.sum()),
+        recalibration_units=int(in_recalibration.sum()),
     )
-    return PlannedSite(name, spec, indices, shift_seed, split_key, *counts)
 
 
-def _kept(name: str, shift: Shift, records: Records, shift_seed: int) -> Indices:
+def _indices_that_shift_keeps(
+    name: str, shift: Shift, records: Records, shift_seed: int
+) -> Indices:
     try:
         check_shift(records, shift)
         return kept_indices(records, shift, np.random.default_rng(shift_seed))

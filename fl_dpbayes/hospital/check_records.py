@@ -25,7 +25,7 @@ from fl_dpbayes.data import Records, load_unscaled
 from fl_dpbayes.data.sources.images import IMAGE_SUFFIXES, found_names, image_pixels
 from fl_dpbayes.data.sources.table import (
     MAX_VALUES,
-    BadRows,
+    BadRowsError,
     column_texts,
     framed_records,
     read_table,
@@ -64,7 +64,7 @@ def check_records(site_file: SiteFile) -> tuple[list[Finding], Records | None]:
             if findings:
                 return findings, None
         return [], load_unscaled(source, site_file.selection.part)
-    except BadRows as error:
+    except BadRowsError as error:
         message = (
             f"record {error.rows[0] + 1}, column {error.column!r}: the value is not one that "
             "the site file allows"

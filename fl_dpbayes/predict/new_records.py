@@ -11,7 +11,7 @@ import pandas
 
 from fl_dpbayes.config import BuiltIn, HuggingFace, ImageFolder, Radiographs, Table, Task
 from fl_dpbayes.data.sources.images import IMAGE_SUFFIXES, image_pixels
-from fl_dpbayes.data.sources.table import BadRows, features_of, labels_of, read_table, row_place
+from fl_dpbayes.data.sources.table import BadRowsError, features_of, labels_of, read_table, row_place
 from fl_dpbayes.errors import UserError
 
 NewData: TypeAlias = Path | str | pandas.DataFrame | npt.NDArray
@@ -168,12 +168,12 @@ def _features(
     while True:
         try:
             good_features = features_of(table.iloc[good], source)
-        except BadRows as error:
+        except BadRowsError as error:
             if not skip:
                 remedy = (
                     "correct or remove such rows (predict --skip-bad-rows gives them no prediction)"
                 )
-                raise UserError(f"{error.said}: {remedy}") from None
+                raise UserError(f"{error.problem}: {remedy}") from None
             for row in good[error.rows].tolist():
                 bad[row] = f"{row_place(table, row)} ({error.column})"
             good = np.delete(good, error.rows)

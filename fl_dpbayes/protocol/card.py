@@ -1,4 +1,4 @@
-"""What a site says of itself: public constants that it declares, nothing counted from its records."""
+"""What a site says of itself: public constants, nothing counted from its records."""
 
 from typing import Annotated, Literal
 
@@ -23,9 +23,12 @@ MAX_UNITS = 10_000_000_000
 class SiteCard(Message):
     """Answer to a query: who the site is, its role, its declared size and what it lets out.
 
-    `prevalence`: the declared shares of its classes; `estimated` says that the site estimates them
-    and keeps them. `code`: what is installed here of the code that its policy allows.
-    `data_schema`: what its records have in common with those of the other sites.
+    Attributes:
+        data_schema: What its records have in common with those of the other sites.
+        prevalence: The declared shares of its classes; `estimated` says that the site estimates
+            them and keeps them.
+        seeded: Whether its noise follows from a seed, which is not private.
+        code: What is installed here of the code that its policy allows.
     """
 
     protocol: Literal[1] = 1

@@ -10,7 +10,8 @@ from fl_dpbayes.protocol.train import Digest, PrivacyStatement, StageReply, Stag
 PredictorName = Literal["last", "posterior", "hierarchical"]
 RECALIBRATED = "recalibrated"
 PRIOR_CORRECTED = "prior_corrected"
-MAPPED = (RECALIBRATED, PRIOR_CORRECTED)  # each is the posterior's predictions, mapped
+# Each is the posterior's predictions, mapped.
+MAPPED = (RECALIBRATED, PRIOR_CORRECTED)
 MAX_GROUPS = 20
 # Of one reply; the server keeps those of every site. Without it 20 subgroups of 100 classes would
 # take 230 MiB.
@@ -18,29 +19,41 @@ MAX_SUBGROUP_BYTES = 32 * 2**20
 Weights = Annotated[
     tuple[Annotated[float, Field(ge=0)], ...], Field(min_length=1, max_length=10_000)
 ]
-Group = tuple[GroupText, GroupText]  # an attribute and its value
+# An attribute and its value.
+Group = tuple[GroupText, GroupText]
 
 
 def most_groups(group_bytes: int) -> int:
-    """Return how many subgroups a reply may hold, if the tables of one take so many bytes."""
+    """Return how many subgroups a reply may hold.
+
+    Args:
+        group_bytes: The size of one subgroup's tables in bytes.
+    """
     return min(MAX_GROUPS, MAX_SUBGROUP_BYTES // group_bytes)
 
 
 def subgroup_prefix(number: int) -> str:
     """Return what stands before the names of a subgroup's arrays.
 
-    `number` is its place in the reply's `groups`.
+    Args:
+        number: The subgroup's place in the reply's `groups`.
     """
     return f"group-{number}"
 
 
 class EvaluateRequest(StageRequest):
-    """Predictors to be measured at a site: `<predictor>/<name>` arrays of shape (M, ...), one weight per sample.
+    """Predictors to be measured at a site, from arrays `<predictor>/<name>` of shape (M, ...).
 
-    With `recalibration` the site also measures `recalibrated`: the map applied to the predictions
-    of `posterior`. With `trained_prevalence`, the declared shares of the classes at training, it
-    also measures `prior_corrected`: the predictions of `posterior` (not recalibrated) moved from
-    there to the prevalence that the site declares or estimates.
+    Attributes:
+        predictors: Predictor -> one weight per sample.
+        arrays: The digest of the arrays.
+        recalibration: With it the site also measures `recalibrated`: the map applied to the
+            predictions of `posterior`.
+        trained_prevalence: The declared shares of the classes at training. With them the site also
+            measures `prior_corrected`: the predictions of `posterior` (not recalibrated) moved from
+            there to the prevalence that the site declares or estimates.
+        noise_multiplier: Of the sums, where they leave with noise.
+        delta: For which the noise's epsilon is accounted.
     """
 
     protocol: Literal[1] = 1
@@ -54,38 +67,48 @@ class EvaluateRequest(StageRequest):
     @property
     def measured(self) -> tuple[str, ...]:
         """The names of all predictors that the reply holds, in order."""
-        further = {RECALIBRATED: self.recalibration, PRIOR_CORRECTED: self.trained_prevalence}
-        return (*self.predictors, *(name for name, given in further.items() if given is not None))
+        names: list[str] = list(self.predictors)
+        if self.recalibration is not None:
+            names.append(RECALIBRATED)
+        if self.trained_prevalence is not None:
+            names.append(PRIOR_CORRECTED)
+        return tuple(names)
 
     def _check_keys(self) -> None:
-        shares, mapping = self.trained_prevalence, self.recalibration
-        if not all(map(any, self.predictors.values())):
+        shares = self.trained_prevalence
+        recalibration = self.recalibration
+        if not all(any(weights) for weights in self.predictors.values()):
             raise ValueError("predictors needs a weight above 0 for each")
-        if shares is not None and (
-            "posterior" not in self.predictors or len(shares) != self.task.classes
-        ):
+        has_posterior = "posterior" in self.predictors
+        if shares is not None and (not has_posterior or len(shares) != self.task.classes):
             raise ValueError(
                 "trained_prevalence needs the predictor 'posterior' and one share for each class"
             )
-        if mapping is None:
+        if recalibration is None:
             return
-        if "posterior" not in self.predictors:
+        if not has_posterior:
             raise ValueError("recalibration needs the predictor 'posterior', which it maps")
-        expected = parameter_count(mapping.method, self.task.classes)
-        if len(mapping.parameters) != expected:
+        expected = parameter_count(recalibration.method, self.task.classes)
+        if len(recalibration.parameters) != expected:
             raise ValueError(
-                f"recalibration has {len(mapping.parameters)} parameters, the method "
+                f"recalibration has {len(recalibration.parameters)} parameters, the method "
                 f"takes {expected}"
             )
 
 
 class EvaluateReply(StageReply):
-    """Additive calibration statistics `<predictor>/<table>`, and `group-<i>/<predictor>/<table>` of subgroup i.
+    """Additive calibration statistics `<predictor>/<table>`.
 
-    `groups` are subgroups of the test records, attribute and value; sums over them leave only with
-    public test data. `groups_left_out` counts those whose tables would have been too large.
-    `release` says how the sums left: exactly (public test data) or with Gaussian noise that the
-    ledger paid for, of standard deviation `noise_std` on each sum.
+    Those of subgroup i are `group-<i>/<predictor>/<table>`.
+
+    Attributes:
+        release: How the sums left: exactly (public test data) or with Gaussian noise that the
+            ledger paid for.
+        groups: Subgroups of the test records, attribute and value; sums over them leave only with
+            public test data.
+        groups_left_out: How many subgroups' tables would have been too large.
+        noise_std: The standard deviation of the noise on each sum.
+        privacy: What the run has cost so far, where the sums left with noise.
     """
 
     release: Literal["public", "noised"]

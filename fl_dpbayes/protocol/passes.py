@@ -19,10 +19,15 @@ RowCount = Annotated[int, Field(ge=1, le=MOST_ROWS)]
 
 
 class StatedPass(Config):
-    """Passes of one kind: records that one was wanted to hold and holds, and the way of its matrix products.
+    """Passes of one kind.
 
-    `slower`: how many times as long a record takes as in a plain pass of `wanted` records, measured
-    on made-up rows.
+    Attributes:
+        computation: What they compute.
+        wanted: How many records one was wanted to hold.
+        rows: How many it holds.
+        products: The way of its matrix products.
+        slower: How many times as long a record takes as in a plain pass of `wanted` records,
+            measured on made-up rows.
     """
 
     computation: Literal["gradients", "predictions", "features"]

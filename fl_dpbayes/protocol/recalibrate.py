@@ -29,18 +29,21 @@ class RecalibrateRequest(StageRequest):
                 f"first_step {self.first_step} + steps {self.steps} exceeds the plan's "
                 f"{self.plan.steps}"
             )
-        expected = (
-            0
-            if isinstance(self.plan, CountingPlan)
-            else parameter_count(self.plan.method, self.task.classes)
-        )
-        given = len(self.start or ())
-        if given != expected:
-            raise ValueError(f"start has {given} parameters, the method takes {expected}")
+        expected = 0
+        if not isinstance(self.plan, CountingPlan):
+            expected = parameter_count(self.plan.method, self.task.classes)
+        count = len(self.start or ())
+        if count != expected:
+            raise ValueError(f"start has {count} parameters, the method takes {expected}")
 
 
 class RecalibrateReply(StepsReply):
-    """Parameters after the admitted steps, or sums of bins `noised`, with Gaussian noise of deviation `noise_std`."""
+    """Parameters after the admitted steps, or sums of bins in the array `noised`.
+
+    Attributes:
+        parameters: Of a descent.
+        noise_std: The standard deviation of the Gaussian noise on the sums.
+    """
 
     parameters: Parameters | None = None
     noise_std: Annotated[float, Field(ge=0)] | None = None

@@ -25,7 +25,12 @@ MAX_REPLY_BYTES = 512 * 2**20
 class StageRequest(Message):
     """What every request says.
 
-    `ledger_head` echoes the last head of the site's ledger that the server saw.
+    Attributes:
+        run: The run's identifier.
+        round: The round of the run.
+        task: The records' shape and number of classes.
+        model: The model.
+        ledger_head: The last head of the site's ledger that the server saw.
     """
 
     run: RunId
@@ -36,9 +41,14 @@ class StageRequest(Message):
 
 
 class StageReply(Message):
-    """What every reply says; `request` is the digest of the request that it answers.
+    """What every reply says.
 
-    `passes`: what the work's passes over records looked like, which depends on no record.
+    Attributes:
+        run: The request's.
+        round: The request's.
+        request: The digest of the request that it answers.
+        ledger_head: The head of the site's ledger.
+        passes: What the work's passes over records looked like, which depends on no record.
     """
 
     protocol: Literal[1] = 1
@@ -52,7 +62,12 @@ class StageReply(Message):
 class TrainRequest(StageRequest):
     """One round's share of a planned chain from arrays `start/<name>`.
 
-    `precision` is that of all arrays sent back.
+    Attributes:
+        plan: The whole chain's.
+        first_step: Of this round, counted over the whole run.
+        steps: Of this round.
+        start: The digest of the arrays.
+        precision: That of all arrays sent back.
     """
 
     protocol: Literal[2] = 2
@@ -68,27 +83,33 @@ class TrainRequest(StageRequest):
                 f"first_step {self.first_step} + steps {self.steps} exceeds "
                 f"{self.plan.total_steps} steps"
             )
-        chains = {
-            step // self.plan.chain_steps
-            for step in (self.first_step, self.first_step + self.steps - 1)
-        }
-        if len(chains) > 1:
+        end = self.first_step + self.steps
+        first_chain = self.first_step // self.plan.chain_steps
+        last_chain = (end - 1) // self.plan.chain_steps
+        if first_chain != last_chain:
             raise ValueError(
                 f"first_step {self.first_step} + steps {self.steps} crosses from one "
                 "chain to the next"
             )
-        kept = self.plan.kept_before(self.first_step + self.steps) - self.plan.kept_before(
-            self.first_step
-        )
-        if kept > MAX_SAMPLES_PER_REPLY:
-            most = f"a reply holds at most {MAX_SAMPLES_PER_REPLY}"
-            raise ValueError(f"{self.steps} steps keep {kept} samples, {most}: raise thinning")
+        samples = self.plan.kept_before(end) - self.plan.kept_before(self.first_step)
+        if samples > MAX_SAMPLES_PER_REPLY:
+            raise ValueError(
+                f"{self.steps} steps keep {samples} samples, a reply holds at most "
+                f"{MAX_SAMPLES_PER_REPLY}: raise thinning"
+            )
 
 
 def reply_bytes(plan: TrainingPlan, first_step: int, steps: int, parameters: int) -> int:
-    """Count the bytes of a reply's arrays: the samples that steps from `first_step` on keep, and the last state."""
-    kept = plan.kept_before(first_step + steps) - plan.kept_before(first_step)
-    return 4 * parameters * (kept + len(plan.sampler.state_vectors))
+    """Count the bytes of a reply's arrays: the samples that its steps keep, and the last state.
+
+    Args:
+        plan: The whole chain's.
+        first_step: Of the reply, counted over the whole run.
+        steps: Of the reply.
+        parameters: The number of the model's parameters.
+    """
+    samples = plan.kept_before(first_step + steps) - plan.kept_before(first_step)
+    return 4 * parameters * (samples + len(plan.sampler.state_vectors))
 
 
 class PrivacyStatement(Message):
@@ -129,8 +150,9 @@ class StepsReply(StageReply):
 
 
 class TrainReply(StepsReply):
-    """What a site releases: kept samples `samples/<name>` of shape (M, ...) and the last state `last/<name>`.
+    """What a site releases of one round of its chain.
 
+    Arrays are the kept samples `samples/<name>` of shape (M, ...) and the last state `last/<name>`.
     Which steps they come from, their weights and temperatures follow from the plan, so they are not
     stated.
     """

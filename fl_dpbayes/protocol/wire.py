@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from fl_dpbayes.config import outside_text
 from fl_dpbayes.files import Message, digest
+from fl_dpbayes.protocol.evaluate import EvaluateRequest
 
 # The largest honest headers list weights of 20,000 samples, or the noise of each of tens of
 # thousands of steps.
@@ -33,10 +34,16 @@ def write_header(record: Message) -> str:
 def read_header(kind: type[MessageT], text: object) -> MessageT:
     """Read and validate the JSON text of a message.
 
-    Anything may come: its size, and the number of its keys and values, are bounded before it is
-    parsed. Raises ValueError if it is not text, too long, or not a valid record; the message names
-    the first bad field and never repeats what came, but for the name of an unknown key, cut short
-    and printable.
+    Its size, and the number of its keys and values, are bounded before it is parsed.
+
+    Args:
+        kind: The record that is expected.
+        text: Anything.
+
+    Raises:
+        ValueError: If it is not text, too long, or not a valid record. The message names the first
+            bad field and never repeats what came, but for the name of an unknown key, cut short and
+            printable.
     """
     if not isinstance(text, str):
         raise ValueError("the header is not text")
@@ -70,7 +77,7 @@ def _table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _keys(location: tuple[int | str, ...], value: Any) -> list[str]:
-    """Leave out the parts of an error's location that are no keys of the header but names of a union's kinds."""
+    """Drop the parts of an error's location that are names of a union's kinds, not header keys."""
     keys = []
     for part in location:
         is_index = isinstance(value, list) and isinstance(part, int) and part < len(value)
@@ -93,22 +100,29 @@ def arrays_digest(arrays: Mapping[str, npt.NDArray]) -> str:
 
 
 def request_digest(request: Message) -> str:
-    """Return the digest of all of a request but the ledger head that it echoes, which may differ on a resend."""
+    """Return the digest of a request without the ledger head that it echoes.
+
+    The head may differ when the request is sent again.
+
+    Args:
+        request: The request.
+    """
     return digest(request.model_copy(update={"ledger_head": None}))
 
 
 def plan_text(request: Message) -> str:
     """Write what a person approves as canonical JSON: kind, task, model, and plan or evaluation.
 
-    No run, no arrays.
+    Args:
+        request: A request, of which no run and no arrays enter.
     """
-    stated = request.model_dump(
+    approved = request.model_dump(
         mode="json", include={"task", "model", "plan", "noise_multiplier", "delta"}
     )
-    stated |= {"measured": measured} if (measured := getattr(request, "measured", None)) else {}
-    return json.dumps(
-        {"kind": type(request).__name__} | stated, sort_keys=True, separators=(",", ":")
-    )
+    approved["kind"] = type(request).__name__
+    if isinstance(request, EvaluateRequest) and request.measured:
+        approved["measured"] = request.measured
+    return json.dumps(approved, sort_keys=True, separators=(",", ":"))
 
 
 def plan_digest(request: Message) -> str:

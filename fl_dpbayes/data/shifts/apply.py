@@ -28,48 +28,44 @@ def apply_shift(records: Records, shift: Shift, generator: np.random.Generator) 
 
     Draws do not depend on the severity, so that severities can be compared in pairs of the same
     patients. Known truth becomes that of the shifted site: flips mix its classes, dropping records
-    of a class makes it rarer, and another scanner leaves it. Raises UserError if these records do
-    not allow the shift, see `check_shift` and `kept_indices`.
+    of a class makes it rarer, and another scanner leaves it.
+
+    Args:
+        records: The site's records.
+        shift: Kind, severity and, for a tilt, the feature.
+        generator: Draws the shift.
+
+    Raises:
+        UserError: If these records do not allow the shift, see `check_shift` and `kept_indices`.
     """
     check_shift(records, shift)
-    severity, classes = shift.severity, records.task.classes
     match shift.kind:
         case "prevalence":
-            return _prevalence(records, shift, generator)
+            return _with_rarer_classes(records, shift, generator)
         case "tilt":
             return records.subset(kept_indices(records, shift, generator))
         case "missing_features":
-            return replace(records, features=lose_features(records.features, severity, generator))
-        case "label_flip":
-            labels = flip_labels(records.labels, classes, severity, generator)
-            return _relabelled(records, labels, symmetric_flips(classes, FLIP_RATES[severity - 1]))
-        case "under_reporting":
-            labels = under_report(records.labels, severity, generator)
-            return _relabelled(
-                records, labels, under_reporting_flips(classes, FLIP_RATES[severity - 1])
-            )
-        case "boundary_flip":
-            # Rates that hung on the labels, as by class means, would leave no truth to follow.
-            closeness = records.truth
-            if closeness is None:
-                closeness = centroid_closeness(records.features, records.labels, classes)
-            flips = boundary_flips(closeness, severity)
-            return _relabelled(
-                records, flips.flip(records.labels, generator), flips.matrices(classes)
-            )
+            features = lose_features(records.features, shift.severity, generator)
+            return replace(records, features=features)
+        case "label_flip" | "under_reporting" | "boundary_flip":
+            return _with_wrong_labels(records, shift, generator)
     # Only images need torchvision.
-    from fl_dpbayes.data.shifts import acquisition
+    from fl_dpbayes.data.shifts.acquisition import shift_images
 
-    return replace(
-        records,
-        features=acquisition.shift_images(records.features, shift.kind, severity, generator),
-    )
+    features = shift_images(records.features, shift.kind, shift.severity, generator)
+    return replace(records, features=features)
 
 
 def kept_indices(records: Records, shift: Shift, generator: np.random.Generator) -> Integers:
-    """Say which records a shift keeps, at the generator's state in `apply_shift`.
+    """Say which records a shift keeps, in increasing order.
 
-    UserError if all tie in a tilt.
+    Args:
+        records: The site's records.
+        shift: The shift.
+        generator: In the state that `apply_shift` gets.
+
+    Raises:
+        UserError: If all values of a tilt's feature are equal.
     """
     if shift.kind == "prevalence":
         return prevalence_indices(records.labels, records.task.classes, shift.severity, generator)
@@ -82,123 +78,179 @@ def kept_indices(records: Records, shift: Shift, generator: np.random.Generator)
 def check_shift(records: Records, shift: Shift) -> None:
     """Refuse a shift that the records of a site do not allow, before anything is computed.
 
-    Raises UserError if there are no records, the kind is for images or for tables only, `feature`
-    names none of the records' features, or labels of one class only leave no boundary to flip them
-    at.
+    Args:
+        records: The site's records.
+        shift: The shift.
+
+    Raises:
+        UserError: If there are no records, the kind is for images or for tables only, `feature`
+            names none of the records' features, or labels of one class only leave no boundary to
+            flip them at.
     """
     if not len(records):
         raise UserError("the site has no records: check selection and shift")
-    images = len(records.task.input_shape) == 3
-    refused = ONLY_TABLES if images else ONLY_IMAGES
+    is_image = len(records.task.input_shape) == 3
+    refused = ONLY_TABLES if is_image else ONLY_IMAGES
     if shift.kind in refused:
         allowed = ", ".join(repr(kind) for kind in get_args(ShiftKind) if kind not in refused)
-        problem = f"shift.kind {shift.kind!r} needs {'a table' if images else 'images'}"
         raise UserError(
-            f"{problem}, these records have shape {records.task.input_shape}: choose one "
-            f"of {allowed}"
+            f"shift.kind {shift.kind!r} needs {'a table' if is_image else 'images'}, these records "
+            f"have shape {records.task.input_shape}: choose one of {allowed}"
         )
     if shift.feature is not None and shift.feature not in records.feature_names:
+        remedy = "it names none"
+        if records.feature_names:
+            remedy = f"choose one of {', '.join(records.feature_names)}"
         raise UserError(
-            f"shift.feature is {shift.feature!r}, which is no feature of the source: "
-            + (
-                f"choose one of {', '.join(records.feature_names)}"
-                if records.feature_names
-                else "it names none"
-            )
+            f"shift.feature is {shift.feature!r}, which is no feature of the source: {remedy}"
         )
     if (
         shift.kind == "boundary_flip"
         and records.truth is None
         and len(np.unique(records.labels)) < 2
     ):
-        remedy = "choose 'label_flip', or another partition"
         raise UserError(
-            f"shift.kind 'boundary_flip' needs records of two classes, the site has one: {remedy}"
+            "shift.kind 'boundary_flip' needs records of two classes, the site has one: choose "
+            "'label_flip', or another partition"
         )
 
 
-def _prevalence(records: Records, shift: Shift, generator: np.random.Generator) -> Records:
-    kept = records.subset(kept_indices(records, shift, generator))
-    if kept.truth is None:
-        return kept
+def _with_rarer_classes(records: Records, shift: Shift, generator: np.random.Generator) -> Records:
+    chosen = records.subset(kept_indices(records, shift, generator))
+    if chosen.truth is None:
+        return chosen
     classes = records.task.classes
-    before, after = (
-        np.bincount(labels, minlength=classes) for labels in (records.labels, kept.labels)
-    )
-    # Records are kept whole, so the realised shares are the truth of those left; of an absent class
-    # there is none.
+    before = np.bincount(records.labels, minlength=classes)
+    after = np.bincount(chosen.labels, minlength=classes)
+    # Records are kept whole, so the realised shares are the truth of those that stay; of an absent
+    # class there is none.
     planned = prevalence_shares(classes, shift.severity)
     shares = np.divide(after, before, out=planned, where=before > 0)
     # Saerens, Latinne and Decaestecker, Neural Computation 14, 2002, equation 2.4.
-    weighted = kept.truth * shares
-    return replace(kept, truth=weighted / weighted.sum(axis=1, keepdims=True))
+    weighted = chosen.truth * shares
+    return replace(chosen, truth=weighted / weighted.sum(axis=1, keepdims=True))
 
 
-def _relabelled(records: Records, labels: Integers, flips: Floats) -> Records:
-    truth = None if records.truth is None else flipped_truth(records.truth, flips)
+def _with_wrong_labels(records: Records, shift: Shift, generator: np.random.Generator) -> Records:
+    classes = records.task.classes
+    rate = FLIP_RATES[shift.severity - 1]
+    if shift.kind == "label_flip":
+        labels = flip_labels(records.labels, classes, shift.severity, generator)
+        flip_matrix = symmetric_flips(classes, rate)
+    elif shift.kind == "under_reporting":
+        labels = under_report(records.labels, shift.severity, generator)
+        flip_matrix = under_reporting_flips(classes, rate)
+    else:
+        # Rates that hung on the labels, as by class means, would leave no truth to follow.
+        closeness = records.truth
+        if closeness is None:
+            closeness = centroid_closeness(records.features, records.labels, classes)
+        flips = boundary_flips(closeness, shift.severity)
+        labels = flips.flip(records.labels, generator)
+        flip_matrix = flips.matrices(classes)
+    truth = None if records.truth is None else flipped_truth(records.truth, flip_matrix)
     return replace(records, labels=labels, truth=truth)
 
 
 def prevalence_shares(classes: int, severity: int) -> Floats:
-    """Return the share of each class that a prevalence shift keeps, (classes,), before rounding to whole records."""
+    """Return the share of each class that a prevalence shift keeps, (classes,).
+
+        share(c) = exp(-offset c / (classes - 1)),  before rounding to whole records
+
+    Args:
+        classes: The number of classes, at least two.
+        severity: 1 to 5, an offset of LOGIT_OFFSETS.
+    """
     return np.exp(-LOGIT_OFFSETS[severity - 1] * np.arange(classes) / (classes - 1))
 
 
 def prevalence_indices(
     labels: Integers, classes: int, severity: int, generator: np.random.Generator
 ) -> Integers:
-    """Choose records without replacement so that high classes become rarer, as in screening after a referral clinic.
+    """Choose records so that high classes become rarer, as in screening after a referral clinic.
 
         p'(c) proportional to p(c) exp(-offset c / (classes - 1))
 
     With two classes this is logit p'(1) = logit p(1) - offset, up to rounding to whole records.
-    Records kept at one severity include those kept at every higher one. Source: Castro, Walker and
-    Glocker, Nat. Commun. 11:3673, 2020.
+    Records are chosen without replacement, and those at one severity include those at every higher
+    one.
+
+    Args:
+        labels: (N,), each record's class.
+        classes: The number of classes.
+        severity: 1 to 5, an offset of LOGIT_OFFSETS.
+        generator: Draws the records.
+
+    Returns:
+        The chosen records' numbers, in increasing order.
+
+    Source:
+        Castro, Walker and Glocker, Nat. Commun. 11:3673, 2020.
     """
     order = np.argsort(generator.random(len(labels)))
-    shares = prevalence_shares(classes, severity)
-    members = [order[labels[order] == label] for label in range(classes)]
-    kept = [some[: round(len(some) * share)] for some, share in zip(members, shares, strict=True)]
-    return np.sort(np.concatenate(kept)).astype(np.int64)
+    chosen = []
+    for label, share in enumerate(prevalence_shares(classes, severity)):
+        members = order[labels[order] == label]
+        chosen.append(members[: round(len(members) * share)])
+    return np.sort(np.concatenate(chosen)).astype(np.int64)
 
 
 def tilt_indices(
     values: npt.NDArray[np.float32], severity: int, generator: np.random.Generator
 ) -> Integers:
-    """Choose records without replacement so that high values, (N,), of a feature become commoner.
+    """Choose records without replacement so that high values of a feature become commoner.
 
-        P(keep i) = exp(rate (min(z_i, c) - c)),  c = min(2, max z):  p'(x) proportional to p(x) exp(rate min(z, c))
+        P(keep i) = exp(rate (min(z_i, c) - c)),  c = min(2, max z)
+        p'(x) proportional to p(x) exp(rate min(z, c))
 
     z is the value less the site's mean, over the site's standard deviation, which stay there.
     Records kept at one severity include those kept at every higher one, and those of the highest
-    value are always kept. Source: Castro, Walker and Glocker, Nat. Commun. 11:3673, 2020. Raises
-    UserError if all values are equal.
+    value are always kept.
+
+    Args:
+        values: (N,), the feature.
+        severity: 1 to 5, a rate of TILT_RATES.
+        generator: Draws the records.
+
+    Returns:
+        The chosen records' numbers, in increasing order.
+
+    Raises:
+        UserError: If all values are equal.
+
+    Source:
+        Castro, Walker and Glocker, Nat. Commun. 11:3673, 2020.
     """
     draws = generator.random(len(values))
     exact = values.astype(np.float64)
     spread = exact.std()
     if not spread > 0:
-        same = f"the site's {len(values)} records all have the same value"
-        raise UserError(f"shift.feature: {same}, so no tilt can be made: choose another feature")
+        raise UserError(
+            f"shift.feature: the site's {len(values)} records all have the same value, so no tilt "
+            "can be made: choose another feature"
+        )
     score = (exact - exact.mean()) / spread
     highest = min(HIGHEST_STANDARD_SCORE, score.max())
-    return np.flatnonzero(
-        draws < np.exp(TILT_RATES[severity - 1] * (np.minimum(score, highest) - highest))
-    )
+    probabilities = np.exp(TILT_RATES[severity - 1] * (np.minimum(score, highest) - highest))
+    return np.flatnonzero(draws < probabilities)
 
 
 def lose_features(
     features: npt.NDArray[np.float32], severity: int, generator: np.random.Generator
 ) -> npt.NDArray:
-    """Replace values, (N, F), by 0, each with the same probability and independent of all others.
+    """Replace values by 0, each with the same probability and independent of all others.
 
     0 is the declared centre of a feature that is centred by public constants, so this is imputation
     by a public value; an indicator that is lost reads "no". Values lost at one severity are lost at
     every higher one.
+
+    Args:
+        features: (N, F).
+        severity: 1 to 5, a probability of MISSING_SHARES.
+        generator: Draws which values are lost.
     """
-    return np.where(
-        generator.random(features.shape) < MISSING_SHARES[severity - 1], np.float32(0), features
-    )
+    is_lost = generator.random(features.shape) < MISSING_SHARES[severity - 1]
+    return np.where(is_lost, np.float32(0), features)
 
 
 def flip_labels(
@@ -206,8 +258,16 @@ def flip_labels(
 ) -> Integers:
     """Replace each label with probability `rate` by one of the other classes, all equally likely.
 
-    Flips at one severity are those of every higher one too. Source of the rates: JMIR Med. Inform.
-    2020;8:e18089.
+    Flips at one severity are those of every higher one too.
+
+    Args:
+        labels: (N,), each record's class.
+        classes: The number of classes.
+        severity: 1 to 5, a rate of FLIP_RATES.
+        generator: Draws the flips.
+
+    Source:
+        JMIR Med. Inform. 2020;8:e18089, for the rates.
     """
     scores = generator.random(len(labels))
     steps = generator.integers(1, classes, size=len(labels))
@@ -215,7 +275,10 @@ def flip_labels(
 
 
 def symmetric_flips(classes: int, rate: float) -> Floats:
-    """Return P(recorded c' | right c) under `flip_labels`, (C, C): 1 - rate, and rate / (C - 1) off the diagonal."""
+    """Return P(recorded c' | right c) under `flip_labels`, (C, C).
+
+    1 - rate on the diagonal, rate / (C - 1) off it
+    """
     matrix = np.full((classes, classes), rate / (classes - 1))
     np.fill_diagonal(matrix, 1 - rate)
     return matrix
@@ -224,8 +287,15 @@ def symmetric_flips(classes: int, rate: float) -> Floats:
 def under_report(labels: Integers, severity: int, generator: np.random.Generator) -> Integers:
     """Record positives (any class above 0) as class 0 with probability `rate`; negatives stay.
 
-    Positives missed at one severity are missed at every higher one. Source: one-sided label noise;
-    Oakden-Rayner 2019 on what radiology reports leave out.
+    Positives missed at one severity are missed at every higher one.
+
+    Args:
+        labels: (N,), each record's class.
+        severity: 1 to 5, a rate of FLIP_RATES.
+        generator: Draws which are missed.
+
+    Source:
+        One-sided label noise; Oakden-Rayner 2019 on what radiology reports leave out.
     """
     return np.where(generator.random(len(labels)) < FLIP_RATES[severity - 1], 0, labels)
 
@@ -242,25 +312,40 @@ def flipped_truth(truth: Floats, flip_matrix: Floats) -> Floats:
 
         t'(c') = sum_c t(c) M(c, c'),  M(c, c') = P(recorded c' | right c)
 
-    M is (C, C), or (N, C, C) where rates differ from record to record. It holds where the flip of a
-    record depends on its features and its right label alone. Sources: Natarajan et al., NeurIPS
-    2013; Patrini et al., CVPR 2017.
+    It holds where the flip of a record depends on its features and its right label alone.
+
+    Args:
+        truth: t, (N, C).
+        flip_matrix: M, (C, C), or (N, C, C) where rates differ from record to record.
+
+    Source:
+        Natarajan et al., NeurIPS 2013; Patrini et al., CVPR 2017.
     """
     return np.matmul(truth[:, None, :], flip_matrix)[:, 0, :]
 
 
 @dataclass(frozen=True)
 class BoundaryFlips:
-    """How likely each record is taken for the other of the two classes that it is nearest to, all (N,)."""
+    """How likely each record is taken for the other of the two classes that it is nearest to.
+
+    Attributes:
+        rates: (N,), the probability of a wrong label.
+        nearest: (N,), the class that each record is nearest to.
+        second: (N,), the next class.
+    """
 
     rates: Floats
     nearest: Integers
     second: Integers
 
     def flip(self, labels: Integers, generator: np.random.Generator) -> Integers:
-        """Draw wrong labels: the nearest class instead of any other, the second instead of the nearest.
+        """Draw wrong labels: the nearest class for any other, the second for the nearest.
 
         One draw per record, so that those flipped at one severity are flipped at every higher one.
+
+        Args:
+            labels: (N,), each record's class.
+            generator: Draws the flips.
         """
         wrong = np.where(labels == self.nearest, self.second, self.nearest)
         return np.where(generator.random(len(labels)) < self.rates, wrong, labels)
@@ -278,12 +363,18 @@ class BoundaryFlips:
 def boundary_flips(closeness: Floats, severity: int) -> BoundaryFlips:
     """Make flips likelier for records near the boundary between their two nearest classes.
 
-        rate_i = 2 rate (1 - F_i),  F_i = share of the records that are no farther from the boundary than record i
+        rate_i = 2 rate (1 - F_i)
 
-    The mean is `rate`, whatever the scale of `closeness`; no rate is above .6. Source:
-    instance-dependent label noise; Menon, van Rooyen and Natarajan, Machine Learning 107, 2018
-    (boundary-consistent noise). `closeness`: (N, C), higher for a nearer class: known
-    probabilities, or `centroid_closeness`. `severity`: 1 to 5, a rate of FLIP_RATES.
+    F_i is the share of the records that are no farther from the boundary than record i. The mean is
+    `rate`, whatever the scale of `closeness`; no rate is above .6.
+
+    Args:
+        closeness: (N, C), higher for a nearer class: known probabilities, or `centroid_closeness`.
+        severity: 1 to 5, a rate of FLIP_RATES.
+
+    Source:
+        Instance-dependent label noise; Menon, van Rooyen and Natarajan, Machine Learning 107, 2018
+        (boundary-consistent noise).
     """
     from scipy.stats import rankdata
 
@@ -291,13 +382,16 @@ def boundary_flips(closeness: Floats, severity: int) -> BoundaryFlips:
     highest = np.take_along_axis(closeness, order, axis=1)
     ranks = rankdata(highest[:, 0] - highest[:, 1])
     rates = 2 * FLIP_RATES[severity - 1] * (1 - (ranks - 0.5) / len(ranks))
-    return BoundaryFlips(rates, order[:, 0], order[:, 1])
+    return BoundaryFlips(rates=rates, nearest=order[:, 0], second=order[:, 1])
 
 
 def centroid_closeness(features: npt.NDArray[np.float32], labels: Integers, classes: int) -> Floats:
     """Return minus each record's distance to the site's own mean of each class, (N, C).
 
-    -inf where that has none.
+    Args:
+        features: (N, *input_shape).
+        labels: (N,), each record's class.
+        classes: The number of classes; of one without records the result is -inf.
     """
     flat = features.reshape(len(features), -1)
     closeness = np.full((len(flat), classes), -np.inf)

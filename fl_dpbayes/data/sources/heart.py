@@ -36,34 +36,49 @@ HOSPITALS = {
 }
 # Centre and scale: round values of clinical use, none computed from these patients.
 CENTERS_AND_SCALES = {
-    "age": (50.0, 10.0),  # years
-    "sex": (0.0, 1.0),  # 1 = male
-    "trestbps": (120.0, 20.0),  # mmHg; 120 is the upper end of normal
-    "chol": (
-        200.0,
-        100.0,
-    ),  # mg/dl; 200 is the upper end of desirable; 0 codes a value that was not measured
-    "fbs": (0.0, 1.0),  # 1 = fasting blood sugar above 120 mg/dl
-    "thalach": (150.0, 25.0),  # beats per minute
-    "exang": (0.0, 1.0),  # 1 = angina on exercise
-    "oldpeak": (1.0, 1.0),  # mm of ST depression; 1 mm is the usual threshold
+    # Years.
+    "age": (50.0, 10.0),
+    # 1 = male.
+    "sex": (0.0, 1.0),
+    # mmHg; 120 is the upper end of normal.
+    "trestbps": (120.0, 20.0),
+    # mg/dl; 200 is the upper end of desirable; 0 codes a value that was not measured.
+    "chol": (200.0, 100.0),
+    # 1 = fasting blood sugar above 120 mg/dl.
+    "fbs": (0.0, 1.0),
+    # Beats per minute.
+    "thalach": (150.0, 25.0),
+    # 1 = angina on exercise.
+    "exang": (0.0, 1.0),
+    # mm of ST depression; 1 mm is the usual threshold.
+    "oldpeak": (1.0, 1.0),
 }
 # Codes of chest pain and of the resting ECG.
 CATEGORIES = {"cp": ("1", "2", "3", "4"), "restecg": ("0", "1", "2")}
 
 
 def load(source: BuiltIn, part: OfficialPart) -> Records:
-    """Load the four hospitals' patients by FLamby's rule: drop slope, ca, thal, then rows with a missing value.
+    """Load the four hospitals' patients by FLamby's rule.
 
-    Eight features are centred and scaled by public constants; chest pain type (4) and resting ECG
-    (3) become indicators. Label 1 is any diagnosis above 0. Each of the 303 + 261 + 46 + 130
-    records is one patient; `natural_site` is the hospital, `groups` are sex and age. Source:
-    Detrano et al., Am. J. Cardiol. 64, 1989.
+    That is: drop slope, ca and thal, then rows with a missing value. Eight features are centred and
+    scaled by public constants; chest pain type (4) and resting ECG (3) become indicators. Label 1
+    is any diagnosis above 0. Each of the 303 + 261 + 46 + 130 records is one patient;
+    `natural_site` is the hospital, `groups` are sex and age.
+
+    Args:
+        source: Heart disease; its folder is the data folder.
+        part: The official part; there is one only.
+
+    Raises:
+        UserError: If a file is missing or another one.
+
+    Source:
+        Detrano et al., Am. J. Cardiol. 64, 1989.
     """
     tables = {hospital: _complete_rows(source, hospital) for hospital in HOSPITALS}
     table = pandas.concat(tables.values(), ignore_index=True)
     centers, scales = zip(*CENTERS_AND_SCALES.values(), strict=True)
-    described = Table(
+    table_source = Table(
         path=Path("heart-disease"),
         label="num",
         classes=2,
@@ -72,10 +87,13 @@ def load(source: BuiltIn, part: OfficialPart) -> Records:
         scales=scales,
         categories=CATEGORIES,
     )
-    age = np.where(table["age"] < 55, "under 55", "55 and over")
-    groups = {"sex": np.where(table["sex"] == 1, "male", "female"), "age": age}
+    has_disease = (table["num"] > 0).astype(int)
+    records = framed_records(table.assign(num=has_disease), table_source)
+    groups = {
+        "sex": np.where(table["sex"] == 1, "male", "female"),
+        "age": np.where(table["age"] < 55, "under 55", "55 and over"),
+    }
     hospitals = np.repeat(list(tables), [len(rows) for rows in tables.values()])
-    records = framed_records(table.assign(num=(table["num"] > 0).astype(int)), described)
     return replace(records, natural_site=hospitals, unit=source.unit, groups=groups)
 
 

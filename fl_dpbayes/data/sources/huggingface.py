@@ -1,4 +1,7 @@
-"""A data set of the Hugging Face hub at one commit, or a local folder in its layout: Parquet files, no code run."""
+"""A data set of the Hugging Face hub at one commit, or a local folder in its layout.
+
+Only Parquet files are read, and no code of the data set is run.
+"""
 
 import io
 from collections.abc import Iterator
@@ -26,59 +29,76 @@ BATCH_ROWS = 1000
 MAX_GREY_LEVELS = 2**30
 MAX_NUMBERS = 2**27
 ABSENT = (
-    "check name, revision and config; without internet, download it beforehand (once, "
-    "with internet, by this same "
-    "source), or give source.path, a local folder with its Parquet files, instead of name"
+    "check name, revision and config; without internet, download it beforehand (once, with "
+    "internet, by this same source), or give source.path, a local folder with its Parquet files, "
+    "instead of name"
 )
 
 
 def load(source: HuggingFace, part: OfficialPart) -> Records:
-    """Load one split: images resized (bilinear, anti-aliased), or numeric columns centred and scaled.
+    """Load one split, one record per row in the split's order.
 
-    A local folder is read where it lies. A data set of the hub is downloaded once, into the
-    library's own cache. One record per row, in the split's order; grey levels of images are not yet
-    scaled. Raises UserError if the data set cannot be had or is not in Parquet, it is too large, or
-    a column is absent or has a value that is not allowed.
+    Images are resized (bilinear, anti-aliased), and their grey levels not yet scaled; numeric
+    columns are centred and scaled. A local folder is read where it lies. A data set of the hub is
+    downloaded once, into the library's own cache.
+
+    Args:
+        source: Names the data set and its columns.
+        part: The official part, whose split `source.splits` names.
+
+    Raises:
+        UserError: If the data set cannot be had or is not in Parquet, it is too large, or a column
+            is absent or has a value that is not allowed.
     """
     task = source.task
-    split = _split(source, source.splits[part])
-    frames, pixels = [], []
+    split_name = source.splits[part]
+    split = _split(source, split_name)
+    frames = []
+    pixels = []
     count = 0
     most = (MAX_GREY_LEVELS if source.image else MAX_NUMBERS) // int(np.prod(task.input_shape))
     for table in _tables(split, source):
+        first = count
         count += len(table)
         if count > most:
             raise _error(
-                source,
-                f"split {source.splits[part]!r} has more than {most} records: use a smaller one",
+                source, f"split {split_name!r} has more than {most} records: use a smaller one"
             )
         if source.image is not None:
-            pixels += _images(table[source.image], source, count - len(table))
+            pixels += _images(table[source.image], source, first)
             table = table.drop_columns([source.image])
         frames.append(table.to_pandas())
     if not count:
-        raise _error(source, f"split {source.splits[part]!r} has no rows")
+        raise _error(source, f"split {split_name!r} has no rows")
     frame = pandas.concat(frames, ignore_index=True)
-    # Of images the label stands in as the one feature, so that labels and units are checked as
-    # those of a table.
-    own = source.model_dump(include={"label", "classes", "centers", "scales", "unit_column"})
-    records = framed_records(
-        frame, Table(path=_place(source), features=source.columns or (source.label,), **own)
-    )
+    records = framed_records(frame, _table_source(source))
     if source.site_column is not None:
-        if frame[source.site_column].isna().any():
+        sites = frame[source.site_column]
+        if sites.isna().any():
             raise _error(
                 source,
                 f"column {source.site_column!r} has missing values: every row needs its site",
             )
-        records = replace(
-            records, natural_site=frame[source.site_column].astype(str).to_numpy(dtype=np.str_)
-        )
+        records = replace(records, natural_site=sites.astype(str).to_numpy(dtype=np.str_))
     if source.image is not None:
         records = replace(
             records, features=np.stack(pixels), task=task, unit=source.unit, feature_names=()
         )
     return records
+
+
+def _table_source(source: HuggingFace) -> Table:
+    # Of images the label stands in as the one feature, so that labels and units are checked as
+    # those of a table.
+    return Table(
+        path=_place(source),
+        features=source.columns or (source.label,),
+        label=source.label,
+        classes=source.classes,
+        centers=source.centers,
+        scales=source.scales,
+        unit_column=source.unit_column,
+    )
 
 
 def _place(source: HuggingFace) -> Path:
@@ -90,15 +110,13 @@ def _error(source: HuggingFace, problem: str) -> UserError:
 
 
 def _split(source: HuggingFace, name: str) -> "Dataset | IterableDataset":
-    """Open a split.
-
-    A local folder as a stream, since anything else would copy records into the user's home.
-    """
+    """Open a split, a local folder as a stream: else records would be copied into the home."""
     builder = _builder(source)
     try:
         if source.path is not None:
             streams = builder.as_streaming_dataset()
-            names, split = list(streams), streams.get(name)
+            names = list(streams)
+            split = streams.get(name)
         else:
             builder.download_and_prepare()
             names = list(builder.info.splits or ())
@@ -134,11 +152,11 @@ def _builder(source: HuggingFace) -> "DatasetBuilder":
             source, "its files are not in Parquet, the only format that is read: convert them"
         )
     if source.path is None and builder.hash != source.revision:
-        stale = (
+        raise _error(
+            source,
             f"the download that is here is of commit {builder.hash}, not of revision "
-            f"{source.revision}"
+            f"{source.revision}: run once with internet, or name that revision",
         )
-        raise _error(source, f"{stale}: run once with internet, or name that revision")
     return builder
 
 
@@ -147,22 +165,24 @@ def _tables(split: "Dataset | IterableDataset", source: HuggingFace) -> Iterator
     from datasets import Image as ImageFeature
 
     features = split.features or {}
-    extra = (source.image, source.site_column, source.unit_column)
-    wanted = list(
-        dict.fromkeys(
-            [*source.columns, source.label, *(name for name in extra if name is not None)]
-        )
-    )
-    for name in wanted:
+    columns = [*source.columns, source.label]
+    for name in (source.image, source.site_column, source.unit_column):
+        if name is not None:
+            columns.append(name)
+    columns = list(dict.fromkeys(columns))
+    for name in columns:
         if name not in features:
             raise _error(
                 source, f"it has no column {name!r}: its columns are {', '.join(features)}"
             )
     label = features[source.label]
     if isinstance(label, ClassLabel) and label.num_classes != source.classes:
-        has = f"column {source.label!r} has {label.num_classes} classes"
-        raise _error(source, f"{has}, source.classes is {source.classes}: correct it")
-    split = split.select_columns(wanted)
+        raise _error(
+            source,
+            f"column {source.label!r} has {label.num_classes} classes, source.classes is "
+            f"{source.classes}: correct it",
+        )
+    split = split.select_columns(columns)
     if source.image is not None:
         if not isinstance(features[source.image], ImageFeature):
             raise _error(
@@ -200,4 +220,5 @@ def _images(
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:300]
+    lines = str(error).splitlines()
+    return lines[0][:300] if lines else type(error).__name__[:300]

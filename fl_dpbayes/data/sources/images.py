@@ -22,9 +22,16 @@ IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".pgm", ".pp
 def load(source: ImageFolder, part: OfficialPart) -> Records:
     """Load a folder of images, each resized (bilinear, anti-aliased) and scaled to [0, 1].
 
-    Returns one record per image in alphabetical order, label = position of its class folder; a
-    privacy unit is a patient, or else one image, known by its path inside the folder. Raises
-    UserError if it is of another form.
+    Args:
+        source: Names the folder, the size and the patterns of patients and sites.
+        part: The official part; a folder has one only.
+
+    Returns:
+        One record per image in alphabetical order, label = position of its class folder. A privacy
+        unit is a patient, or else one image, known by its path inside the folder.
+
+    Raises:
+        UserError: If the folder is of another form.
     """
     # torchvision takes a second to import, and predictions for single images need this module
     # without it.
@@ -35,15 +42,16 @@ def load(source: ImageFolder, part: OfficialPart) -> Records:
     folder = TorchvisionImageFolder(str(source.path), allow_empty=True)
     if not folder.samples:
         raise UserError(f"image folder {source.path} has no images")
-    size = {"height": source.height, "width": source.width, "channels": source.channels}
     paths = [Path(path) for path, _ in folder.samples]
+    features = [
+        image_pixels(path, height=source.height, width=source.width, channels=source.channels)
+        for path in paths
+    ]
+    patients = found_names(source, paths, "patient_pattern")
     return Records(
-        features=np.stack([image_pixels(path, **size) for path in paths]),
+        features=np.stack(features),
         labels=np.array([label for _, label in folder.samples], dtype=np.int64),
-        units=np.array(
-            found_names(source, paths, "patient_pattern")
-            or [image_name(source, path) for path in paths]
-        ),
+        units=np.array(patients or [image_name(source, path) for path in paths]),
         natural_site=_sites(source, paths),
         task=task,
         unit=source.unit,
@@ -60,33 +68,53 @@ def found_names(
 ) -> list[str]:
     """Return what a pattern of the source finds in the path of each image inside its class.
 
-    Nothing without one.
+    Args:
+        source: Names the folder and the patterns.
+        paths: The images.
+        key: Which of the patterns.
 
-    Raises UserError if it finds nothing in one of them.
+    Returns:
+        A name for each image, none without the pattern.
+
+    Raises:
+        UserError: If the pattern finds nothing in one of the paths.
     """
-    pattern, names = getattr(source, key), []
-    for path in paths if pattern else []:
-        found = re.search(pattern, image_name(source, path).partition("/")[2])
-        if found is None or not found[1]:
-            said = (
-                f"image {path} names no {key.partition('_')[0]}: {key} {pattern!r} must find "
-                "one in every path"
+    pattern = source.patient_pattern if key == "patient_pattern" else source.site_pattern
+    if not pattern:
+        return []
+    names = []
+    for path in paths:
+        path_in_class = image_name(source, path).partition("/")[2]
+        match = re.search(pattern, path_in_class)
+        if match is None or not match[1]:
+            raise UserError(
+                f"image {path} names no {key.removesuffix('_pattern')}: {key} {pattern!r} must "
+                "find one in every path in a class folder: correct it, or rename or remove the "
+                "image"
             )
-            raise UserError(f"{said} in a class folder: correct it, or rename or remove the image")
-        names.append(found[1])
+        names.append(match[1])
     return names
 
 
 def _sites(source: ImageFolder, paths: list[Path]) -> npt.NDArray | None:
-    found = found_names(source, paths, "site_pattern")
-    names = site_names(np.array(found), f"site_pattern of {source.path}") if found else {}
-    return np.array([names[name] for name in found]) if found else None
+    values = found_names(source, paths, "site_pattern")
+    if not values:
+        return None
+    names = site_names(np.array(values), f"site_pattern of {source.path}")
+    return np.array([names[value] for value in values])
 
 
 def image_pixels(path: Path, *, height: int, width: int, channels: int) -> npt.NDArray[np.float32]:
-    """Read one image as pixels in [0, 1], float32, (channels, height, width), as `grey_levels` does.
+    """Read one image as pixels in [0, 1], float32, (channels, height, width).
 
-    Raises UserError if the image cannot be read.
+    Args:
+        path: The image's file.
+        height: Of the result, in pixels.
+        width: Of the result, in pixels.
+        channels: 1 (converted to grey) or 3.
+
+    Raises:
+        UserError: If the image cannot be read.
     """
     try:
         with Image.open(path) as image:
@@ -99,17 +127,25 @@ def image_pixels(path: Path, *, height: int, width: int, channels: int) -> npt.N
 def grey_levels(
     image: Image.Image, *, height: int, width: int, channels: int
 ) -> npt.NDArray[np.uint8]:
-    """Return an image of any size and mode as grey levels 0 to 255, resized (bilinear, anti-aliased).
+    """Return an image as grey levels 0 to 255, resized (bilinear, anti-aliased).
 
-    Uint8, (channels, height, width); `channels` is 1 (converted to grey) or 3. Raises ValueError
-    for a huge one.
+    Args:
+        image: Of any size and mode.
+        height: Of the result, in pixels.
+        width: Of the result, in pixels.
+        channels: 1 (converted to grey) or 3.
+
+    Returns:
+        uint8, (channels, height, width).
+
+    Raises:
+        ValueError: If the image is huge.
     """
-    if (pixels := image.width * image.height) > MAX_PICTURE_PIXELS:
+    pixels = image.width * image.height
+    if pixels > MAX_PICTURE_PIXELS:
         raise ValueError(
             f"it has {pixels} pixels, allowed are {MAX_PICTURE_PIXELS}: make it smaller"
         )
-    resized = image.convert("L" if channels == 1 else "RGB").resize(
-        (width, height), Image.Resampling.BILINEAR
-    )
-    levels = np.asarray(resized)
+    converted = image.convert("L" if channels == 1 else "RGB")
+    levels = np.asarray(converted.resize((width, height), Image.Resampling.BILINEAR))
     return levels[None] if channels == 1 else np.ascontiguousarray(levels.transpose(2, 0, 1))

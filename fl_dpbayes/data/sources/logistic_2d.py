@@ -7,7 +7,12 @@ import numpy.typing as npt
 
 from fl_dpbayes.config import Logistic2D, OfficialPart
 from fl_dpbayes.data.records import Records
-from fl_dpbayes.data.sources import synthetic_records as synthetic
+from fl_dpbayes.data.sources.synthetic_records import (
+    draw_labels,
+    site_effects,
+    sites_of_part,
+    synthetic_records,
+)
 
 Array = npt.NDArray[np.float64]
 
@@ -16,9 +21,13 @@ Array = npt.NDArray[np.float64]
 class SiteLaws:
     """The law of each site k = 1 .. K.
 
-    x ~ N(m_k, [[1, r_k], [r_k, 1]]),  P(y = 1 | x) = sigmoid(b_k + w_k . x)
+        x ~ N(m_k, [[1, r_k], [r_k, 1]]),  P(y = 1 | x) = sigmoid(b_k + w_k . x)
 
-    Means m and slopes w are (K, 2), correlations r in (-1, 1) and intercepts b are (K,).
+    Attributes:
+        means: m, (K, 2).
+        correlations: r, (K,), in (-1, 1).
+        intercepts: b, (K,).
+        slopes: w, (K, 2).
     """
 
     means: Array
@@ -30,12 +39,14 @@ class SiteLaws:
 def site_laws(source: Logistic2D) -> SiteLaws:
     """Draw the sites' laws around the average site's.
 
-        m_k = h u_k,  r_k = tanh(h u'_k),  b_k = b + h v_k,  w_k = w + h v'_k / 2,  all of u, u', v, v' ~ N(0, 1)
+        m_k = h u_k,  r_k = tanh(h u'_k),  b_k = b + h v_k,  w_k = w + h v'_k / 2
+        all of u, u', v, v' ~ N(0, 1)
 
-    b, w and h are the source's `intercept`, `slopes` and `heterogeneity`; at h = 0 every site has
-    the average law.
+    Args:
+        source: b, w and h are its `intercept`, `slopes` and `heterogeneity`; at h = 0 every site
+            has the average law.
     """
-    effects = synthetic.site_effects(source, 6)
+    effects = site_effects(source, 6)
     return SiteLaws(
         means=effects[:, :2],
         correlations=np.tanh(effects[:, 2]),
@@ -48,16 +59,24 @@ def load(source: Logistic2D, part: OfficialPart) -> Records:
     """Draw one part of the source.
 
     Averaged over the records in a confidence bin, their truth p(y | x) is E[y | bin], by the tower
-    property. The part `test` has new patients of the same hospitals.
+    property.
+
+    Args:
+        source: Seed, sites and their average law.
+        part: `train` or `test`; the latter has new patients of the same hospitals.
     """
-    laws, (sites, generator) = site_laws(source), synthetic.sites_of_part(source, part)
+    laws = site_laws(source)
+    sites, generator = sites_of_part(source, part)
     normal = generator.standard_normal((len(sites), 2))
     correlation = laws.correlations[sites]
     second = correlation * normal[:, 0] + np.sqrt(1 - correlation**2) * normal[:, 1]
     # The truth is that of the features as a site gets them, after rounding.
     features = (laws.means[sites] + np.stack([normal[:, 0], second], axis=1)).astype(np.float32)
     log_odds = laws.intercepts[sites] + (laws.slopes[sites] * features).sum(axis=1)
-    records = synthetic.synthetic_records(
-        features, synthetic.draw_labels(log_odds, generator), log_odds, sites
+    records = synthetic_records(
+        features=features,
+        labels=draw_labels(log_odds, generator),
+        log_odds=log_odds,
+        sites=sites,
     )
     return replace(records, feature_names=("x1", "x2"))

@@ -27,19 +27,33 @@ def load(source: BuiltIn, part: OfficialPart) -> Records:
 
     Each is its own privacy unit.
 
-    Source: LeCun et al., Proceedings of the IEEE 86, 1998. Raises UserError if a file is missing or
-    another one.
+    Args:
+        source: MNIST; its folder is the data folder.
+        part: `train` or `test`.
+
+    Raises:
+        UserError: If a file is missing or another one.
+
+    Source:
+        LeCun et al., Proceedings of the IEEE 86, 1998.
     """
-    images, labels = (
-        _content(data_file(source.folder, name, ORIGIN), md5) for name, md5 in FILES[part]
-    )
+    (images_name, images_md5), (labels_name, labels_md5) = FILES[part]
+    images = _content(data_file(source.folder, images_name, ORIGIN), images_md5)
+    labels = _content(data_file(source.folder, labels_name, ORIGIN), labels_md5)
     targets = np.frombuffer(labels, np.uint8, offset=8).astype(np.int64)
-    pixels = np.frombuffer(images, np.uint8, offset=16).reshape(len(targets), 1, 28, 28)
-    return Records(pixels, targets, np.arange(len(targets)), None, source.task, "record")
+    return Records(
+        features=np.frombuffer(images, np.uint8, offset=16).reshape(len(targets), 1, 28, 28),
+        labels=targets,
+        units=np.arange(len(targets)),
+        natural_site=None,
+        task=source.task,
+        unit="record",
+    )
 
 
 def _content(path: Path, md5: str) -> bytes:
     content = path.read_bytes()
-    if (actual := hashlib.md5(content, usedforsecurity=False).hexdigest()) != md5:
+    actual = hashlib.md5(content, usedforsecurity=False).hexdigest()
+    if actual != md5:
         raise damaged(path, f"MD5 {actual}, not {md5}", ORIGIN)
     return content

@@ -24,15 +24,25 @@ def load(source: BuiltIn, part: OfficialPart) -> Records:
     """Load an official part of PneumoniaMNIST, grey levels not yet scaled; label 1 is pneumonia.
 
     Parts are no random split: prevalence is .742 in `train` and `validation` and .625 in `test`.
-    Each record is a unit, as patients have no names. Source: Kermany et al., Cell 172, 2018; Yang
-    et al., MedMNIST v2, Sci. Data 10:41, 2023.
+    Each record is a unit, as patients have no names.
+
+    Args:
+        source: PneumoniaMNIST; its folder is the data folder.
+        part: `train`, `validation` or `test`.
+
+    Raises:
+        UserError: If the file is missing or another one.
+
+    Source:
+        Kermany et al., Cell 172, 2018; Yang et al., MedMNIST v2, Sci. Data 10:41, 2023.
     """
     path = data_file(source.folder, NAME, ORIGIN)
     key, count, checksum = PARTS[part]
     try:
         _check_sizes(path)
         with np.load(path, allow_pickle=False) as archive:
-            pixels, targets = archive[f"{key}_images"], archive[f"{key}_labels"]
+            pixels = archive[f"{key}_images"]
+            targets = archive[f"{key}_labels"]
     except Exception as error:
         raise damaged(path, str(error), ORIGIN) from None
     if pixels.shape != (count, 28, 28) or pixels.dtype != np.uint8 or targets.shape != (count, 1):
@@ -43,19 +53,24 @@ def load(source: BuiltIn, part: OfficialPart) -> Records:
         for image, label in zip(pixels, labels.tolist(), strict=True)
     ]
     check_rows(rows, checksum, path, ORIGIN)
-    return Records(pixels[:, None], labels, np.arange(count), None, source.task, "record")
+    return Records(
+        features=pixels[:, None],
+        labels=labels,
+        units=np.arange(count),
+        natural_site=None,
+        task=source.task,
+        unit="record",
+    )
 
 
 def _check_sizes(path: Path) -> None:
-    """Refuse an archive that would unpack to more than all records take, before anything of it is unpacked."""
+    """Refuse an archive that would unpack to more than all records take, before unpacking it."""
     with zipfile.ZipFile(path) as archive:
         members = archive.infolist()
     # Python bounds what it unpacks by the size that the directory states, for these two ways of
     # packing alone.
-    if not {member.compress_type for member in members} <= {
-        zipfile.ZIP_STORED,
-        zipfile.ZIP_DEFLATED,
-    }:
+    bounded = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}
+    if not {member.compress_type for member in members} <= bounded:
         raise ValueError("it is packed in another way")
     if sum(member.file_size for member in members) > MOST_BYTES:
         raise ValueError(f"it unpacks to more than {MOST_BYTES >> 20} MiB")

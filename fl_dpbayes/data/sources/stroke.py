@@ -1,14 +1,16 @@
-"""The International Stroke Trial: 19,435 patients with acute stroke at 466 hospitals in 36 countries, shipped here.
+"""The International Stroke Trial: 19,435 patients with acute stroke, shipped here.
 
-Licence: Open Data Commons Attribution 1.0. The file names its authors, its origin and what was
-changed.
+They were treated at 466 hospitals in 36 countries. Licence: Open Data Commons Attribution 1.0. The
+file names its authors, its origin and what was changed.
 """
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from fl_dpbayes.config import BuiltIn, OfficialPart, damaged
 from fl_dpbayes.data.records import Records
@@ -18,9 +20,12 @@ SHA256 = "dcb8799ae990f65351a0f0ceb7c9f730c57ece5b9d6c54e8fbefd9111ff73e2c"
 # Centre and scale: round values that were known before the trial's records, none computed from
 # them.
 CENTERS_AND_SCALES = {
-    "age": ("AGE", 70.0, 10.0),  # years
-    "hours since onset": ("RDELAY", 24.0, 12.0),  # the trial took patients up to 48 hours
-    "systolic blood pressure": ("RSBP", 160.0, 25.0),  # mmHg; 160 and more is moderate hypertension
+    # Years.
+    "age": ("AGE", 70.0, 10.0),
+    # The trial took patients up to 48 hours.
+    "hours since onset": ("RDELAY", 24.0, 12.0),
+    # mmHg; 160 and more is moderate hypertension.
+    "systolic blood pressure": ("RSBP", 160.0, 25.0),
 }
 # 1 where the column holds the letter, 0 elsewhere.
 INDICATORS = {
@@ -50,7 +55,7 @@ AFFECTED = (
     "brainstem",
     "other",
 )
-DEFICITS = {f"{what} deficit": f"RDEF{number}" for number, what in enumerate(AFFECTED, start=1)}
+DEFICITS = {f"{part} deficit": f"RDEF{number}" for number, part in enumerate(AFFECTED, start=1)}
 FEATURE_NAMES = (*CENTERS_AND_SCALES, *INDICATORS, *DEFICITS)
 COUNTRIES = {
     "ARGE": "argentina",
@@ -98,37 +103,57 @@ def load(source: BuiltIn, part: OfficialPart) -> Records:
     Label 1: dead or dependent at six months. 3 features are centred and scaled by public constants,
     14 are indicators, 8 deficits are 1, 0 or one half. Each patient is one privacy unit;
     `natural_site` is the hospital, for example `uk-134`; `groups` are sex and age; `published` is
-    the trial's own predicted risk, fitted on these patients. Source: Sandercock, Niewada and
-    Czlonkowska, Trials 12:101, 2011. Raises UserError if the shipped file was changed.
+    the trial's own predicted risk, fitted on these patients.
+
+    Args:
+        source: The trial.
+        part: The official part; there is one only.
+
+    Raises:
+        UserError: If the shipped file was changed.
+
+    Source:
+        Sandercock, Niewada and Czlonkowska, Trials 12:101, 2011.
     """
     text = PATH.read_bytes()
     if hashlib.sha256(text).hexdigest() != SHA256:
         raise damaged(PATH, "its SHA-256 is another", "a new installation of fl-dpbayes")
     content: dict = json.loads(text)
     columns = {name: np.array(list(values)) for name, values in content["columns"].items()}
-    countries = content["countries"].items()
-    of_hospital = {
-        number: f"{COUNTRIES[code]}-{number}" for code, numbers in countries for number in numbers
-    }
-    known = np.isin(columns["OCCODE"], list("1234"))
-    features = [
-        (columns[name] - center) / scale for name, center, scale in CENTERS_AND_SCALES.values()
-    ]
-    features += [columns[name] == letter for name, letter in INDICATORS.values()]
-    features += [
-        (columns[name] == "Y") + 0.5 * (columns[name] == "C") for name in DEFICITS.values()
-    ]
-    hospitals = np.array([of_hospital[number] for number in columns["HOSPNUM"]])
-    sexes = np.where(columns["SEX"] == "M", "male", "female")
+    has_outcome = np.isin(columns["OCCODE"], list("1234"))
     records = Records(
-        features=np.stack(features, axis=1).astype(np.float32),
+        features=_features(columns),
         labels=np.isin(columns["OCCODE"], list("12")).astype(np.int64),
-        units=np.arange(1, len(known) + 1),
-        natural_site=hospitals,
+        units=np.arange(1, len(has_outcome) + 1),
+        natural_site=_hospitals(columns["HOSPNUM"], content["countries"]),
         task=source.task,
         unit="patient",
         feature_names=FEATURE_NAMES,
         published=columns["EXPDD"],
-        groups={"sex": sexes, "age": np.where(columns["AGE"] < 75, "under 75", "75 and over")},
+        groups={
+            "sex": np.where(columns["SEX"] == "M", "male", "female"),
+            "age": np.where(columns["AGE"] < 75, "under 75", "75 and over"),
+        },
     )
-    return records.subset(known)
+    return records.subset(has_outcome)
+
+
+def _features(columns: Mapping[str, npt.NDArray]) -> npt.NDArray[np.float32]:
+    """Return the features, (N, 25), in the order of FEATURE_NAMES."""
+    features = []
+    for name, center, scale in CENTERS_AND_SCALES.values():
+        features.append((columns[name] - center) / scale)
+    for name, letter in INDICATORS.values():
+        features.append(columns[name] == letter)
+    for name in DEFICITS.values():
+        features.append((columns[name] == "Y") + 0.5 * (columns[name] == "C"))
+    return np.stack(features, axis=1).astype(np.float32)
+
+
+def _hospitals(numbers: npt.NDArray, countries: Mapping[str, list[int]]) -> npt.NDArray:
+    """Name each patient's hospital by its country and number, (N,)."""
+    names = {}
+    for code, country_numbers in countries.items():
+        for number in country_numbers:
+            names[number] = f"{COUNTRIES[code]}-{number}"
+    return np.array([names[number] for number in numbers])

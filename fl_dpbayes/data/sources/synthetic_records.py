@@ -1,4 +1,4 @@
-"""What the synthetic sources share: who is at which site, the streams of draws, and labels of known probability."""
+"""What the synthetic sources share: sites, streams of draws, labels of known probability."""
 
 import numpy as np
 import numpy.typing as npt
@@ -14,9 +14,15 @@ PART_STREAMS: dict[OfficialPart, int] = {"train": 1, "test": 2}
 
 
 def site_effects(source: SyntheticSites, count: int) -> Floats:
-    """Draw how each site differs from the average one in `count` properties: N(0, heterogeneity^2), (sites, count).
+    """Draw how each site differs from the average one.
+
+        N(0, heterogeneity^2), (sites, count)
 
     A site's row does not depend on how many sites follow it.
+
+    Args:
+        source: Seed, number of sites and heterogeneity.
+        count: The number of properties in which sites differ.
     """
     generator = np.random.default_rng([source.seed, 0])
     return source.heterogeneity * generator.standard_normal((source.sites, count))
@@ -25,9 +31,16 @@ def site_effects(source: SyntheticSites, count: int) -> Floats:
 def sites_of_part(
     source: SyntheticSites, part: OfficialPart
 ) -> tuple[Integers, np.random.Generator]:
-    """Return the site of each record of a part, (N,) in 0 .. sites - 1, and the part's own stream of draws.
+    """Say which site has which records of a part.
 
     A site's records are one block; blocks are equal up to one record.
+
+    Args:
+        source: Seed, number of sites and of records.
+        part: `train` or `test`.
+
+    Returns:
+        The site of each record, (N,) in 0 .. sites - 1, and the part's own stream of draws.
     """
     count = source.records if part == "train" else source.test_records
     sites = np.arange(count, dtype=np.int64) * source.sites // count
@@ -42,9 +55,13 @@ def draw_labels(log_odds: Floats, generator: np.random.Generator) -> Integers:
 def synthetic_records(
     features: npt.NDArray, labels: Integers, log_odds: Floats, sites: Integers
 ) -> Records:
-    """Put records together with their truth: `log_odds` of label 1, by which `draw_labels` drew the labels.
+    """Put records together with their truth; each is its own privacy unit.
 
-    Each is its own privacy unit; sites, numbers from 0, are named from `site-1`.
+    Args:
+        features: (N, *input_shape).
+        labels: (N,), as `draw_labels` drew them.
+        log_odds: (N,), of label 1, by which they were drawn.
+        sites: (N,), numbers from 0; their names begin with `site-1`.
     """
     return Records(
         features=features,

@@ -24,42 +24,63 @@ FILL = (
 )
 
 
-class BadRows(UserError):  # noqa: N818
-    """Rows with a value in `column` that is not allowed: their numbers, from 0, (R,), and what is `said` of them."""
+class BadRowsError(UserError):
+    """Some rows of a table have a value that is not allowed.
 
-    def __init__(self, said: str, remedy: str, rows: npt.NDArray, column: str) -> None:
-        super().__init__(f"{said}: {remedy}")
-        self.said, self.rows, self.column = said, rows, column
+    Attributes:
+        problem: What is wrong and where, without a remedy.
+        rows: (R,), the rows' numbers, from 0.
+        column: The column that holds the values.
+    """
+
+    def __init__(self, *, problem: str, remedy: str, rows: npt.NDArray, column: str) -> None:
+        super().__init__(f"{problem}: {remedy}")
+        self.problem = problem
+        self.rows = rows
+        self.column = column
 
 
 def load(source: Table, part: OfficialPart) -> Records:
-    """Load a table: the listed features, centred and scaled by the public constants that the source states.
+    """Load a table: its features, centred and scaled by the public constants of the source.
 
         feature = (value - center) / scale
 
     Without `unit_column` a row is its own privacy unit, known by its position: append new rows at
-    the end, or name a column of patient numbers. Raises UserError if the file cannot be read, or a
-    column is absent or has a bad value.
+    the end, or name a column of patient numbers.
+
+    Args:
+        source: Names the file, its columns and the constants.
+        part: The official part; a table has one only.
+
+    Raises:
+        UserError: If the file cannot be read, or a column is absent or has a bad value.
     """
     return framed_records(_read(source), source)
 
 
 def framed_records(table: pandas.DataFrame, source: Table) -> Records:
-    """Make one record of each row, at least one.
+    """Make one record of each row.
 
-    The source gives columns, constants and the path that errors name.
+    Args:
+        table: At least one row.
+        source: Names columns, constants and the path that errors name.
 
-    Raises UserError if a column has a value that is not allowed; the text names the column.
+    Raises:
+        UserError: If a column has a value that is not allowed; the text names the column.
     """
+    features = features_of(table, source)
+    labels = labels_of(table, source)
+    units = np.arange(len(table))
+    if source.unit_column is not None:
+        units = _names(table, source, source.unit_column)
+    natural_site = None
+    if source.site_column is not None:
+        natural_site = _sites(table, source, source.site_column)
     return Records(
-        features=features_of(table, source),
-        labels=labels_of(table, source),
-        units=np.arange(len(table))
-        if source.unit_column is None
-        else _names(table, source, source.unit_column),
-        natural_site=None
-        if source.site_column is None
-        else _sites(table, source, source.site_column),
+        features=features,
+        labels=labels,
+        units=units,
+        natural_site=natural_site,
         task=source.task,
         unit=source.unit,
         feature_names=source.feature_names,
@@ -68,46 +89,59 @@ def framed_records(table: pandas.DataFrame, source: Table) -> Records:
 
 
 def read_table(path: Path | tuple[Path, ...], texts: tuple[str, ...] = ()) -> pandas.DataFrame:
-    r"""Read a CSV or Parquet file, or several of the same columns, with the columns `texts` as text.
+    r"""Read a CSV or Parquet file, or several of the same columns.
 
-    Of a CSV the separator is the one of `,;\t|` that is most frequent in its first line; after `;`
-    decimals may have a comma. It is in UTF-8 or UTF-16, or else in Windows-1252. Several files get
-    a column `file`, their names without ending, unless they have one. The index is the `line` or
-    `row`. Raises UserError if it is no table.
+    The separator of a CSV is the one of `,;\t|` that is most frequent in its first line; after `;`
+    decimals may have a comma. It is in UTF-8 or UTF-16, or else in Windows-1252.
+
+    Args:
+        path: One file or several. Several get a column `file`, their names without ending, unless
+            they have one.
+        texts: Columns that are read as text.
+
+    Returns:
+        The table; its index is the `line` or `row`, after the file where there are several.
+
+    Raises:
+        UserError: If a file is no table, or the files' columns differ.
     """
     if isinstance(path, Path):
         return _read_file(path, texts)
-    tables = {one: _read_file(one, texts) for one in path}
+    tables = {file: _read_file(file, texts) for file in path}
     columns = set(tables[path[0]].columns)
-    for one, table in tables.items():
-        if odd := columns ^ set(table.columns):
-            name = min(map(str, odd))
+    for file, table in tables.items():
+        differing = columns ^ set(table.columns)
+        if differing:
+            name = min(map(str, differing))
             raise UserError(
-                f"tables {path[0]} and {one}: only one has a column {name!r}: add or remove it"
+                f"tables {path[0]} and {file}: only one has a column {name!r}: add or remove it"
             )
-    named = FILE in columns
-    return pandas.concat(
-        {one: table if named else table.assign(**{FILE: one.stem}) for one, table in tables.items()}
-    )
+    if FILE not in columns:
+        tables = {file: table.assign(**{FILE: file.stem}) for file, table in tables.items()}
+    return pandas.concat(tables)
 
 
 def row_place(table: pandas.DataFrame, row: int) -> str:
-    """Say where a row of `read_table` stands: "line 4", "row 3", "line 4 of north.csv"."""
-    *files, number = label if isinstance(label := table.index[row], tuple) else (label,)
-    name = table.index.names[-1]
-    return (
-        f"{name or 'row'} "
-        f"{number if name or files else number + 1}{''.join(f' of {file.name}' for file in files)}"
-    )
+    """Say where a row stands: "line 4", "row 3", "line 4 of north.csv".
+
+    Args:
+        table: A table of `read_table`, or any other.
+        row: The row's number, from 0.
+    """
+    label = table.index[row]
+    kind = table.index.names[-1]
+    if isinstance(label, tuple):
+        file, number = label
+        return f"{kind or 'row'} {number} of {file.name}"
+    if kind:
+        return f"{kind} {label}"
+    return f"row {label + 1}"
 
 
 def _read_file(path: Path, texts: tuple[str, ...]) -> pandas.DataFrame:
     try:
         if path.suffix == ".parquet":
-            table = pandas.read_parquet(path)
-            if not len(table):
-                raise UserError(f"table {path} has no rows")
-            return table.set_axis(pandas.RangeIndex(1, len(table) + 1, name="row"))
+            return _read_parquet(path)
         if path.suffix != ".csv":
             raise UserError(f"table {path}: the name must end in .csv or .parquet: save it as CSV")
         content = path.read_bytes()
@@ -117,12 +151,25 @@ def _read_file(path: Path, texts: tuple[str, ...]) -> pandas.DataFrame:
         raise UserError(f"table {path} may not be read by this user") from None
     except (ValueError, OSError) as error:
         raise UserError(f"table {path} cannot be read: {error}") from None
+    return _parse_csv(_decode(content), path, texts)
+
+
+def _read_parquet(path: Path) -> pandas.DataFrame:
+    table = pandas.read_parquet(path)
+    if not len(table):
+        raise UserError(f"table {path} has no rows")
+    return table.set_axis(pandas.RangeIndex(1, len(table) + 1, name="row"))
+
+
+def _decode(content: bytes) -> str:
+    is_utf16 = content[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
     try:
-        text = content.decode(
-            "utf-16" if content[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8-sig"
-        )
+        return content.decode("utf-16" if is_utf16 else "utf-8-sig")
     except UnicodeDecodeError:
-        text = content.decode("cp1252", errors="replace")
+        return content.decode("cp1252", errors="replace")
+
+
+def _parse_csv(text: str, path: Path, texts: tuple[str, ...]) -> pandas.DataFrame:
     header = text.split("\n", 1)[0]
     if not header.strip():
         raise UserError(f"table {path} is empty: give a first line with the names of the columns")
@@ -143,178 +190,261 @@ def _read_file(path: Path, texts: tuple[str, ...]) -> pandas.DataFrame:
             raise UserError(
                 f"table {path} has no rows: its first line is taken for the names of the columns"
             )
-        return _numbered(table, text, separator)
+        return _number_by_line(table, text, separator)
     except (ValueError, csv.Error) as error:
-        found = re.search(r"Expected (\d+) fields in line (\d+), saw (\d+)", str(error))
-        problem = (
-            "line {1} has {2} cells, and those before {0}".format(*found.groups())
-            if found
-            else str(error)
-        )
+        problem = str(error)
+        cells = re.search(r"Expected (\d+) fields in line (\d+), saw (\d+)", problem)
+        if cells:
+            expected, line, actual = cells.groups()
+            problem = f"line {line} has {actual} cells, and those before {expected}"
         raise UserError(f"table {path} cannot be read: {problem}") from None
 
 
-def _numbered(table: pandas.DataFrame, text: str, separator: str) -> pandas.DataFrame:
+def _number_by_line(table: pandas.DataFrame, text: str, separator: str) -> pandas.DataFrame:
     """Number each row by its line: cells may hold line ends, and blank lines are no rows."""
     lines: list[int] | range = range(2, len(table) + 2)
     if '"' in text or re.search(r"\n\s*\n", text):
-        reader, lines, first = csv.reader(io.StringIO(text), delimiter=separator), [], 1
-        for cells in reader:
-            lines += [first] if len(cells) > 1 or any(map(str.strip, cells)) else []
-            first = reader.line_num + 1
-        lines = lines[1:]
-    # Where the two readers do not agree, rows are counted.
-    return table.set_axis(pandas.Index(lines, name="line")) if len(lines) == len(table) else table
+        lines = _first_lines(text, separator)[1:]
+    if len(lines) != len(table):
+        # Where the two readers do not agree, rows are counted.
+        return table
+    return table.set_axis(pandas.Index(lines, name="line"))
 
 
-@np.errstate(
-    over="ignore"
-)  # What is more than float32 holds is refused with all that is not finite.
+def _first_lines(text: str, separator: str) -> list[int]:
+    """Return the line, from 1, at which each row begins that is not blank, the header's too."""
+    reader = csv.reader(io.StringIO(text), delimiter=separator)
+    lines = []
+    first_line = 1
+    for cells in reader:
+        if len(cells) > 1 or any(cell.strip() for cell in cells):
+            lines.append(first_line)
+        first_line = reader.line_num + 1
+    return lines
+
+
+# What is more than float32 holds is refused with all that is not finite.
+@np.errstate(over="ignore")
 def features_of(table: pandas.DataFrame, source: Table) -> npt.NDArray[np.float32]:
     """Return the features of each row, (N, features) in the order of `source.feature_names`.
 
-    Raises UserError if a value is missing without a constant for it, no finite number, or none of
-    its categories.
+    Args:
+        table: N rows.
+        source: Names columns and constants.
+
+    Raises:
+        BadRowsError: If a value is missing without a constant for it, no finite number, or none of
+            its categories.
     """
     filled = table.fillna(source.missing)
     values = [_numbers(filled, source, name) for name in source.features]
     features = np.stack(values, axis=1) if values else np.empty((len(table), 0))
     features = (features - np.asarray(source.centers or 0.0)) / np.asarray(source.scales or 1.0)
-    columns = [features, *(table[name].isna().to_numpy()[:, None] for name in source.missing)]
+    blocks = [features]
+    for name in source.missing:
+        blocks.append(table[name].isna().to_numpy()[:, None])
     for name, categories in source.categories.items():
-        places = _places(table, source, name, categories, f"source.categories, {name!r}")
-        columns.append(places[:, None] == np.arange(len(categories)))
-    return np.concatenate(columns, axis=1).astype(np.float32)
+        places = _places(
+            table,
+            source,
+            name=name,
+            values=categories,
+            key=f"source.categories, {name!r}",
+        )
+        blocks.append(places[:, None] == np.arange(len(categories)))
+    return np.concatenate(blocks, axis=1).astype(np.float32)
 
 
 def labels_of(table: pandas.DataFrame, source: Table) -> npt.NDArray[np.int64]:
     """Return each row's class, (N,): its place in `class_names`, or the number itself.
 
-    UserError where it is none.
+    Args:
+        table: N rows.
+        source: Names the column and the classes.
+
+    Raises:
+        BadRowsError: If a label is no class.
     """
     if source.class_names:
-        return _places(table, source, source.label, source.class_names, "source.class_names")
-    column = table[source.label]
-    if (words := pandas.to_numeric(column, errors="coerce").isna() & column.notna()).any():
-        names = ", ".join(
-            repr(value[:60]) for value in sorted(set(column[words].astype(str)))[: source.classes]
+        return _places(
+            table,
+            source,
+            name=source.label,
+            values=source.class_names,
+            key="source.class_names",
         )
-        remedy = (
-            "name the classes in source.class_names, in the order that you want, for "
-            f"example [{names}]"
-        )
-        raise _bad(table, source, source.label, np.flatnonzero(words), "text, no number", remedy)
+    _check_numeric_labels(table, source)
     values = _numbers(table, source, source.label)
-    bad = np.flatnonzero((values != np.round(values)) | (values < 0) | (values >= source.classes))
-    if len(bad):
-        what = f"no whole number from 0 to {source.classes - 1}"
-        raise _bad(table, source, source.label, bad, what, "recode them, or correct source.classes")
+    is_bad = (values != np.round(values)) | (values < 0) | (values >= source.classes)
+    if is_bad.any():
+        raise _bad_rows(
+            table,
+            source,
+            name=source.label,
+            rows=np.flatnonzero(is_bad),
+            problem=f"no whole number from 0 to {source.classes - 1}",
+            remedy="recode them, or correct source.classes",
+        )
     return values.astype(np.int64)
+
+
+def _check_numeric_labels(table: pandas.DataFrame, source: Table) -> None:
+    column = table[source.label]
+    is_text = pandas.to_numeric(column, errors="coerce").isna() & column.notna()
+    if not is_text.any():
+        return
+    texts = sorted(set(column[is_text].astype(str)))
+    class_names = ", ".join(repr(text[:60]) for text in texts[: source.classes])
+    raise _bad_rows(
+        table,
+        source,
+        name=source.label,
+        rows=np.flatnonzero(is_text),
+        problem="text, no number",
+        remedy=(
+            "name the classes in source.class_names, in the order that you want, for "
+            f"example [{class_names}]"
+        ),
+    )
 
 
 def _read(source: Table) -> pandas.DataFrame:
     table = read_table(source.path, source.text_columns)
-    wanted = (*source.feature_columns, source.label, *source.text_columns)
-    absent = [name for name in wanted if name not in table.columns]
-    if absent:
-        there = ", ".join(map(str, table.columns))
-        raise UserError(
-            f"table {source.place} has no column {absent[0]!r}: its columns are {there}"
-        )
+    for name in (*source.feature_columns, source.label, *source.text_columns):
+        if name not in table.columns:
+            columns = ", ".join(map(str, table.columns))
+            raise UserError(
+                f"table {source.place} has no column {name!r}: its columns are {columns}"
+            )
     return table
 
 
 def _numbers(table: pandas.DataFrame, source: Table, name: str) -> npt.NDArray[np.float64]:
-    values = pandas.to_numeric(table[name], errors="coerce").to_numpy(
-        dtype=np.float64, na_value=np.nan
-    )
-    bad = np.flatnonzero(~np.isfinite(values))
-    if len(bad):
-        raise _bad(table, source, name, bad, "missing, or no finite number", FILL)
+    numbers = pandas.to_numeric(table[name], errors="coerce")
+    values = numbers.to_numpy(dtype=np.float64, na_value=np.nan)
+    is_bad = ~np.isfinite(values)
+    if is_bad.any():
+        raise _bad_rows(
+            table,
+            source,
+            name=name,
+            rows=np.flatnonzero(is_bad),
+            problem="missing, or no finite number",
+            remedy=FILL,
+        )
     return values
 
 
 def _places(
-    table: pandas.DataFrame, source: Table, name: str, values: tuple[str, ...], key: str
+    table: pandas.DataFrame, source: Table, *, name: str, values: tuple[str, ...], key: str
 ) -> npt.NDArray:
+    """Return each row's place among declared values, (N,)."""
     texts = column_texts(table[name])
-    found = pandas.Index(values).get_indexer(texts)
-    if len(bad := np.flatnonzero(found < 0)):
-        raise _bad(
+    places = pandas.Index(values).get_indexer(texts)
+    undeclared = np.flatnonzero(places < 0)
+    if len(undeclared):
+        raise _bad_rows(
             table,
             source,
-            name,
-            bad,
-            f"{texts[bad[0]][:60]!r}, which is not declared",
-            f"add them to {key}",
+            name=name,
+            rows=undeclared,
+            problem=f"{texts[undeclared[0]][:60]!r}, which is not declared",
+            remedy=f"add them to {key}",
         )
-    return found.astype(np.int64)
+    return places.astype(np.int64)
 
 
-def _bad(
-    table: pandas.DataFrame, source: Table, name: str, rows: npt.NDArray, what: str, remedy: str
-) -> BadRows:
-    more = f" (and {len(rows) - 1} more)" if len(rows) > 1 else ""
+def _bad_rows(
+    table: pandas.DataFrame,
+    source: Table,
+    *,
+    name: str,
+    rows: npt.NDArray,
+    problem: str,
+    remedy: str,
+) -> BadRowsError:
     place = f"table {source.place}, {row_place(table, rows[0])}, column {name!r}"
-    return BadRows(f"{place}: {what}{more}", remedy, rows, name)
+    count = f" (and {len(rows) - 1} more)" if len(rows) > 1 else ""
+    return BadRowsError(problem=f"{place}: {problem}{count}", remedy=remedy, rows=rows, column=name)
 
 
 def _names(table: pandas.DataFrame, source: Table, name: str) -> npt.NDArray:
     missing = np.flatnonzero(table[name].isna())
     if len(missing):
-        raise _bad(table, source, name, missing, "missing", "every row needs one")
+        raise _bad_rows(
+            table,
+            source,
+            name=name,
+            rows=missing,
+            problem="missing",
+            remedy="every row needs one",
+        )
     return column_texts(table[name])
 
 
 def site_names(values: npt.NDArray, where: str) -> dict[str, str]:
     """Name each site as a scenario can, by `site_name`.
 
-    Returns value -> name. Raises UserError, which `where` begins, if two values get one name, or
-    one gets none.
+    Args:
+        values: (N,), each record's site in the table's words.
+        where: The column; error messages begin with it.
+
+    Returns:
+        Value -> name.
+
+    Raises:
+        UserError: If two values get one name, or one gets none.
     """
     names = {value: site_name(value) for value in map(str, np.unique(values))}
     if len(set(names.values())) < len(names) or not all(names.values()):
-        kept = (
-            "where only A-Z, a-z, 0-9, '.', '_' and '-' may stand: "
-            f"{', '.join(sorted(names))[:200]}"
+        listed = ", ".join(sorted(names))[:200]
+        raise UserError(
+            f"{where} has values that become one name or none where only A-Z, a-z, 0-9, '.', '_' "
+            f"and '-' may stand: {listed}: rename them"
         )
-        raise UserError(f"{where} has values that become one name or none {kept}: rename them")
     return names
 
 
-def _sites(table: pandas.DataFrame, source: Table, name: str) -> npt.NDArray:
-    given = _names(table, source, name)
-    names = site_names(given, f"table {source.place}: column {name!r}")
-    return np.array([names[str(value)] for value in given])
+def _sites(table: pandas.DataFrame, source: Table, column: str) -> npt.NDArray:
+    values = _names(table, source, column)
+    names = site_names(values, f"table {source.place}: column {column!r}")
+    return np.array([names[str(value)] for value in values])
 
 
 def _groups(table: pandas.DataFrame, source: Table) -> dict[str, npt.NDArray]:
-    """Read each row's subgroup from the columns of text or small whole numbers that the source names, (N,) text."""
+    """Read each row's subgroups from the columns that the source names, (N,) text each."""
     groups = {name: column_texts(table[name]) for name in source.group_columns}
-    counts = {name: len(np.unique(values)) for name, values in groups.items()}
-    for name, count in counts.items():
+    value_count = 0
+    for name, texts in groups.items():
+        values = np.unique(texts)
         column = f"table {source.place}: column {name!r} of group_columns has"
-        if count > MAX_VALUES:
+        if len(values) > MAX_VALUES:
             raise UserError(
-                f"{column} {count} values: at most {MAX_VALUES}; join values, for example "
+                f"{column} {len(values)} values: at most {MAX_VALUES}; join values, for example "
                 "ages to groups"
             )
-        for value in map(str, np.unique(groups[name])):
+        for value in map(str, values):
             if not is_group_text(value):
                 raise UserError(
                     f"{column} the value {value[:80]!r}: give 1 to {MAX_GROUP_TEXT} "
                     "printable characters"
                 )
-    if (total := sum(counts.values())) > MAX_GROUPS:
+        value_count += len(values)
+    if value_count > MAX_GROUPS:
         raise UserError(
-            f"table {source.place}: group_columns: {total} values in all, at most "
+            f"table {source.place}: group_columns: {value_count} values in all, at most "
             f"{MAX_GROUPS}: name fewer"
         )
     return groups
 
 
 def column_texts(column: pandas.Series) -> npt.NDArray:
-    """Return a column as text, (N,): whole numbers without a point, `missing` where there is none."""
+    """Return a column as text, (N,): whole numbers without a point, `missing` for an empty cell.
+
+    Args:
+        column: N cells.
+    """
     if pandas.api.types.is_float_dtype(column) and (column.dropna() % 1 == 0).all():
-        column = column.astype("Int64")  # whole numbers of a column with gaps
+        # Whole numbers of a column with gaps.
+        column = column.astype("Int64")
     return column.astype(object).where(column.notna(), MISSING).astype(str).to_numpy(dtype=np.str_)
