@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fl_dpbayes.audit.reading import ROUNDING, Course, read_stretch, rest_apart, train
+from fl_dpbayes.audit.reading import ROUNDING, Course, moment_difference, read_stretch, train
 from fl_dpbayes.config import TrainingPlan
 from fl_dpbayes.models import build_model
 from fl_dpbayes.privacy import noise_of_steps, read_history
@@ -35,7 +35,7 @@ class Steps:
     `states`: released after each step, float32, (T, d), empty where no released vector is linear in
     the sums. `covered`: whether the last bits of a state are the noise's, (T, d): not where the
     step nearly ends at 0. `requests`: the number of steps of each. `apart`: largest difference of
-    the last kept sample from the released state. `rest_apart`: of what states hold beside their
+    the last kept sample from the released state. `moment_difference`: of what states hold beside their
     position from what follows from the sums, over its length.
     """
 
@@ -45,7 +45,7 @@ class Steps:
     covered: npt.NDArray[np.bool_]
     requests: tuple[int, ...]
     apart: float
-    rest_apart: float
+    moment_difference: float
 
 
 def shows_every_step(plan: TrainingPlan) -> bool:
@@ -67,7 +67,7 @@ def read_requests(course: Course, start: dict[str, Array], length: int) -> Steps
         covered=np.concatenate([each.covered for each in read]),
         requests=tuple(length for each in read for length in each.requests),
         apart=max(each.apart for each in read),
-        rest_apart=max(each.rest_apart for each in read),
+        moment_difference=max(each.moment_difference for each in read),
     )
 
 
@@ -85,8 +85,8 @@ def _read_alone(
         reading.state[None],
         covered[None],
         (1,),
-        reading.sample_apart,
-        reading.rest_apart,
+        reading.sample_difference,
+        reading.moment_difference,
     )
 
 
@@ -129,7 +129,7 @@ def _read_kept(
         state.vectors["parameters"].copy_(torch.from_numpy(states[step]))
     before_each = np.concatenate([named["parameters"][None], states[:-1]])
     apart = max(float(np.abs(samples[name][-1] - values).max()) for name, values in last.items())
-    rest = rest_apart(
+    rest = moment_difference(
         state.vectors, state_vectors(without_prefix("last", released), sampler, module), sampler
     )
     return Steps(

@@ -78,7 +78,7 @@ def audit_within(scenario: Scenario, folder: Path, generator: np.random.Generato
     for number, situation in enumerate(_situations(scenario, folder, generator), start=1):
         steps = _read(scenario, situation, number)
         apart = max(apart, steps.apart)
-        rest = max(rest, steps.rest_apart)
+        rest = max(rest, steps.moment_difference)
         asked = situation_questions(scenario, situation, steps, generator)
         for what, findings in asked.items():
             questions[what] = questions.get(what, []) + findings
