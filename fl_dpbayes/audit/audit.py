@@ -15,7 +15,7 @@ from rich.table import Table
 from fl_dpbayes.audit.canaries import CONFIDENCE, CanaryAudit, audit_canaries
 from fl_dpbayes.audit.counts import audit_counts
 from fl_dpbayes.audit.noise import audit_noise
-from fl_dpbayes.audit.one_unit import audit_alone, audit_rounding
+from fl_dpbayes.audit.one_unit import audit_one_unit, audit_rounding
 from fl_dpbayes.audit.own_releases import audit_own_releases
 from fl_dpbayes.audit.reading import private_settings
 from fl_dpbayes.audit.replies import audit_replies
@@ -32,7 +32,7 @@ from fl_dpbayes.report.terminal_table import terminal_table
 ATTACKS: dict[str, Callable[[Scenario, Path, np.random.Generator], list[Check]]] = {
     "within": audit_within,
     "sums": audit_sums,
-    "alone": audit_alone,
+    "alone": audit_one_unit,
     "counts": audit_counts,
     "own": audit_own_releases,
     "replies": audit_replies,

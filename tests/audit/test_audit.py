@@ -13,7 +13,7 @@ from fl_dpbayes.audit.audit import audit_scenario
 from fl_dpbayes.audit.canaries import audit_canaries
 from fl_dpbayes.audit.counts import audit_counts
 from fl_dpbayes.audit.noise import UNITS, audit_noise, still_plan
-from fl_dpbayes.audit.one_unit import audit_alone
+from fl_dpbayes.audit.one_unit import audit_one_unit
 from fl_dpbayes.audit.reading import own_plan
 from fl_dpbayes.audit.sums import audit_sums
 from fl_dpbayes.config.scenario import Scenario, load_scenario, shipped_scenarios
@@ -108,7 +108,7 @@ OTHERS = {
 @pytest.mark.parametrize("other", OTHERS)
 def test_other_models_and_clipping_rules_pass(other: str, tmp_path: Path) -> None:
     # Counts read a posterior of the auditor's: no clipping enters them.
-    for detector in (audit_sums, audit_alone, audit_counts)[: 3 if CNN in OTHERS[other] else 2]:
+    for detector in (audit_sums, audit_one_unit, audit_counts)[: 3 if CNN in OTHERS[other] else 2]:
         checks = detector(
             small(*OTHERS[other]), tmp_path / detector.__name__, np.random.default_rng(0)
         )
