@@ -170,7 +170,7 @@ def _situations(
     quiet = Situation(
         name="silent records",
         site=silent,
-        start=silent_start(scenario, others=False),
+        start=silent_start(scenario, low_biases=False),
         labels=np.zeros(1, np.int64),
         clip_norm=plan.privacy.noise_unit,
         rate=plan.privacy.sampling_rate,
