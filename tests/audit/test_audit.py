@@ -158,7 +158,7 @@ def test_long_weakly_private_plan_is_audited_in_part(tmp_path: Path) -> None:
 def test_sizes_keep_delta_below_one_over_n_and_the_declaration_true(
     delta: float, most: int
 ) -> None:
-    planted, units, silent = canaries._sizes(delta, most)
+    planted, units, silent = canaries.canary_sizes(delta, most)
     assert (delta < 1 / units, 2 <= planted <= most) == (True, True)
     spread = 2.5 * math.sqrt(planted)
     assert planted <= 50 or abs(planted / 2 + silent - units) + spread <= 0.2 * (
