@@ -53,7 +53,8 @@ START_STATES = 4
 def audit_one_unit(scenario: Scenario, folder: Path, generator: np.random.Generator) -> list[Check]:
     """Test that one unit by itself moves the sum by at most the clip norm.
 
-        |y|^2 - d sigma^2 = |clip(g)|^2 / C^2 + noise of standard deviation sigma sqrt(2 d sigma^2 + 4)
+        |y|^2 - d sigma^2 = |clip(g)|^2 / C^2 + noise
+        standard deviation of the noise: sigma sqrt(2 d sigma^2 + 4)
 
     C is chosen below the gradient's length in every tensor, so that clipping each apart gives a
     longer sum.
