@@ -92,7 +92,7 @@ change_batches = partial(changed, minibatch, "poisson_units")
 
 
 def change_clip(change: Callable[[Callable], Callable]) -> Fault:
-    """Plant it in book-keeping, and let that pass its probe, which would choose the other engine."""
+    """Plant it in book-keeping, whose probe must pass: it would choose the other engine."""
     unprobed = changed(engine, "_agrees_with_autograd", lambda sound: lambda *given: True)
     return lambda patch: [
         plant(patch) for plant in (changed(clipping, "clip_factors", change), unprobed)
