@@ -70,7 +70,7 @@ class Crowd:
     @property
     def count_covariance(self) -> Array:
         """Covariance of the least-squares counts for noise of variance 1: (A A^T)^-1, (G, G)."""
-        return np.linalg.inv(self.shares @ self.shares.T)
+        return np.linalg.inv(self.shares @ self.shares.T).astype(np.float64)
 
 
 @dataclass(frozen=True)
