@@ -1,12 +1,13 @@
-"""An attack on what a site releases: canaries, records that each own one input and were put in by a coin.
+"""An attack by canaries: records that each have one input of their own and are put in by a coin.
 
-How well does the released chain betray the canaries? That bounds epsilon from below. docs/audit.md
-says what the attacker sees and why canaries do not touch each other.
+How well the released chain betrays the canaries bounds epsilon from below. docs/audit.md says what
+the attacker sees and why canaries do not touch each other.
 """
 
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +38,8 @@ STRENGTH = 10.0
 # Between a canary's two logits: beyond it the softmax is saturated to 1e-13.
 LOGIT_GAP = 30.0
 NOISE_DEVIATIONS = 6.0
+# A prior that pulls more strongly than this leaves nothing of the weights.
+LEAST_DECAY = 1e-3
 WEIGHT = "1.weight"
 
 
@@ -44,10 +47,16 @@ WEIGHT = "1.weight"
 class CanaryAudit:
     """What the canaries, about half of them put in, say about epsilon at delta.
 
-    `units`: n, declared. `steps`: audited ones, the first of the plan. `claimed`: epsilon of the
-    audited steps, as the site's own ledger states it; may be infinite. `gaussian_bound`: lower
-    bound from a threshold test, read on a Gaussian trade-off curve. `one_run_bound`: lower bound
-    from one run's boldest guesses. `certified`: that is a proof.
+    Attributes:
+        canaries: Number of coins.
+        units: n, declared.
+        steps: Audited ones, the first of the plan.
+        planned_steps: Of the whole plan.
+        delta: Of all epsilons here.
+        claimed: Epsilon of the audited steps, as the site's own ledger states it; may be infinite.
+        gaussian_bound: Lower bound from a threshold test, read on a Gaussian trade-off curve.
+        one_run_bound: Lower bound from one run's boldest guesses.
+        certified: Whether the Gaussian bound is a proof.
     """
 
     canaries: int
@@ -64,66 +73,109 @@ class CanaryAudit:
     def checks(self) -> list[statistics.Check]:
         """That no bound exceeds the claim."""
         bounds = {"Gaussian trade-off": self.gaussian_bound, "one run": self.one_run_bound}
-        said = {f"lower bound on epsilon ({name})": bound for name, bound in bounds.items()}
         return [
-            statistics.Check("epsilon", what, bound, self.claimed, "at most")
-            for what, bound in said.items()
+            statistics.Check(
+                part="epsilon",
+                what=f"lower bound on epsilon ({name})",
+                value=bound,
+                limit=self.claimed,
+                relation="at most",
+            )
+            for name, bound in bounds.items()
         ]
+
+
+class Sizes(NamedTuple):
+    """How many records the attacked site has.
+
+    Attributes:
+        canaries: Of which each is put in with probability 1/2.
+        units: n, declared.
+        silent: Further records, which have no gradient.
+    """
+
+    canaries: int
+    units: int
+    silent: int
 
 
 def audit_canaries(
     scenario: Scenario, folder: Path, generator: np.random.Generator, *, most: int = MOST_CANARIES
 ) -> CanaryAudit:
-    """Plant up to `most` canaries by coins of `generator`, attack the release, and bound epsilon from below."""
+    """Plant canaries by coins, attack the release, and bound epsilon from below.
+
+    Args:
+        scenario: Whose privacy, prior and step sizes are attacked, by Langevin steps.
+        folder: To write the site into.
+        generator: Tosses the coins.
+        most: Canaries.
+
+    Returns:
+        Epsilon as claimed and as observed.
+
+    Raises:
+        UserError: If the site does not train.
+    """
     plan = _langevin_plan(scenario)
-    canaries, units, silent = _sizes(plan.privacy.delta, most)
-    included = generator.random(canaries) < 0.5
+    delta = plan.privacy.delta
+    sizes = canary_sizes(delta, most)
+    included = generator.random(sizes.canaries) < 0.5
     length = STRENGTH * max(1.0, plan.privacy.noise_unit)
-    records = _records(included, silent, length)
-    site = write_canary_site(
-        folder / "canaries", scenario, records, units, delta=plan.privacy.delta
-    )
-    sigmas = solve_plan(plan, units).noise_multipliers
+    records = _canary_records(included, sizes.silent, length)
+    site = write_canary_site(folder / "canaries", scenario, records, sizes.units, delta=delta)
+    sigmas = solve_plan(plan, sizes.units).noise_multipliers
     steps = _audited_steps(plan, sigmas)
-    start = _start(plan, site.task, sigmas[:steps], units, length)
+    start = _start_weights(
+        plan=plan, task=site.task, sigmas=sigmas[:steps], units=sizes.units, length=length
+    )
     reply, released = train(
-        Course(site, LogisticModel(), plan, 1), prefixed("parameters", start), 1, 0, steps
+        Course(site=site, model=LogisticModel(), plan=plan, run=1),
+        prefixed("parameters", start),
+        round_number=1,
+        first_step=0,
+        steps=steps,
     )
     # The weights before and after each step, shape (steps + 1, 2, inputs).
     states = np.concatenate([start[WEIGHT][None], released[f"samples/{WEIGHT}"]]).astype(np.float64)
-    scores = _scores(reply, states, plan, canaries, length)
+    scores = _scores(reply=reply, states=states, plan=plan, canaries=sizes.canaries, length=length)
     certified = plan.privacy.sampling_rate == 1
     # A proof needs a threshold that was fixed beforehand. Under subsampling less noise than claimed
     # lowers all ratios together, and the middle of the scores follows them.
     threshold = 0.0 if certified else float(np.median(scores))
-    at = {"delta": plan.privacy.delta, "confidence": CONFIDENCE}
     return CanaryAudit(
-        canaries,
-        units,
-        reply.steps,
-        plan.total_steps,
-        plan.privacy.delta,
+        canaries=sizes.canaries,
+        units=sizes.units,
+        steps=reply.steps,
+        planned_steps=plan.total_steps,
+        delta=delta,
         claimed=math.inf if reply.privacy.epsilon is None else reply.privacy.epsilon,
         gaussian_bound=statistics.gaussian_epsilon_bound(
-            scores, included, threshold=threshold, **at
+            scores, included, threshold=threshold, delta=delta, confidence=CONFIDENCE
         ),
         one_run_bound=statistics.one_run_epsilon_bound(
-            scores, included, guesses=canaries // 2, **at
+            scores, included, guesses=sizes.canaries // 2, delta=delta, confidence=CONFIDENCE
         ),
         certified=certified,
     )
 
 
-def _sizes(delta: float, most: int) -> tuple[int, int, int]:
-    """Return how many canaries, declared units and silent records a delta below 1 / units allows.
+def canary_sizes(delta: float, most: int) -> Sizes:
+    """Return how many records a delta below 1 / units allows.
 
     About half the canaries are put in, within 5 standard deviations (2.5 sqrt(m)); the site's check
     of its declared number wants that within a fifth of all units.
+
+    Args:
+        delta: In (0, 1).
+        most: Canaries.
+
+    Returns:
+        Numbers of which the declared one passes the site's check.
     """
     most_units = max(1, math.ceil(1 / delta) - 1)
     canaries = max(2, min(most, int((most_units / 12.5) ** 2), 2 * most_units))
     units = min(most_units, max(canaries // 2, math.ceil(12.5 * math.sqrt(canaries))))
-    return canaries, units, max(0, units - canaries // 2)
+    return Sizes(canaries=canaries, units=units, silent=max(0, units - canaries // 2))
 
 
 def _langevin_plan(scenario: Scenario) -> TrainingPlan:
@@ -135,37 +187,46 @@ def _langevin_plan(scenario: Scenario) -> TrainingPlan:
     )
 
 
-def _records(included: npt.NDArray[np.bool_], silent: int, length: float) -> CanaryRecords:
-    chosen, columns = np.flatnonzero(included), len(included) + 1
-    features = np.zeros((len(chosen) + silent, columns), np.float32)
-    features[np.arange(len(chosen)), chosen] = length
-    features[len(chosen) :, -1] = length
-    names = [f"unit-{number}" for number in range(len(features))]
+def _canary_records(included: npt.NDArray[np.bool_], silent: int, length: float) -> CanaryRecords:
+    """Make a record for each included canary, in its own column, and silent ones in the last."""
+    canaries = np.flatnonzero(included)
+    columns = len(included) + 1
+    features = np.zeros((len(canaries) + silent, columns), np.float32)
+    features[np.arange(len(canaries)), canaries] = length
+    features[len(canaries) :, -1] = length
     return CanaryRecords(
-        Task(input_shape=(columns,), classes=2), features, np.ones(len(features), np.int64), names
+        task=Task(input_shape=(columns,), classes=2),
+        features=features,
+        labels=np.ones(len(features), np.int64),
+        units=[f"unit-{number}" for number in range(len(features))],
     )
 
 
 def _audited_steps(plan: TrainingPlan, sigmas: Array) -> int:
-    rate, most = plan.privacy.sampling_rate, min(MOST_STEPS, plan.chain_steps)
+    """Return how many steps cost LARGEST_MU together at most."""
+    rate = plan.privacy.sampling_rate
+    most = min(MOST_STEPS, plan.chain_steps)
     squares = np.cumsum(
         [gdp_mu((GaussianEvent(float(sigma), rate, 1),)).mu ** 2 for sigma in sigmas[:most]]
     )
     return max(1, int(np.searchsorted(squares, LARGEST_MU**2, side="right")))
 
 
-def _start(plan: TrainingPlan, task: Task, sigmas: Array, units: int, length: float) -> Arrays:
-    """Set the weights so that every canary stays wrongly, and the silent records rightly, predicted to the end."""
+def _start_weights(
+    plan: TrainingPlan, task: Task, sigmas: Array, units: int, length: float
+) -> Arrays:
+    """Set weights by which canaries stay wrongly, and silent records rightly, predicted."""
     privacy = plan.privacy
-    sizes = planned_step_sizes(plan)[: len(sigmas)]
+    step_sizes = planned_step_sizes(plan)[: len(sigmas)]
     batch_size = privacy.sampling_rate * units
-    pull = privacy.noise_unit * float(sizes.sum()) / math.sqrt(2)
-    noise = privacy.noise_unit / batch_size * math.sqrt(float(np.square(sizes * sigmas).sum()))
+    pull = privacy.noise_unit * float(step_sizes.sum()) / math.sqrt(2)
+    noise = privacy.noise_unit / batch_size * math.sqrt(float(np.square(step_sizes * sigmas).sum()))
     drift = pull / units + pull / length**2 + NOISE_DEVIATIONS * noise
     decay = 1.0
-    if isinstance(plan.sampler.prior, GaussianPrior):
-        decay = float(np.prod(1 - sizes * plan.prior_share / (units * plan.sampler.prior.scale**2)))
-    height = (LOGIT_GAP / (2 * length) + drift) / max(1e-3, decay)
+    prior = plan.sampler.prior
+    if isinstance(prior, GaussianPrior):
+        decay = float(np.prod(1 - step_sizes * plan.prior_share / (units * prior.scale**2)))
+    height = (LOGIT_GAP / (2 * length) + drift) / max(LEAST_DECAY, decay)
     weights = np.full(task.input_shape[0], height, np.float32)
     weights[-1] = -height
     zeros = {
@@ -178,19 +239,20 @@ def _start(plan: TrainingPlan, task: Task, sigmas: Array, units: int, length: fl
 def _scores(
     reply: TrainReply, states: Array, plan: TrainingPlan, canaries: int, length: float
 ) -> Array:
-    # The noisy sums: G_t + sigma_t C xi_t = (w_t - w_{t+1}) B / a_t + (B s / n) grad log p(w_t).
-    sizes = planned_step_sizes(plan)[: len(states) - 1, None, None]
+    """Score how likely each canary was in, from the noisy sums of all steps.
+
+    G_t + sigma_t C xi_t = (w_t - w_{t+1}) B / a_t + (B s / n) grad log p(w_t)
+    """
+    privacy = plan.privacy
+    units = reply.privacy.units
+    step_sizes = planned_step_sizes(plan)[: len(states) - 1, None, None]
     prior = prior_gradient(plan.sampler.prior, torch.from_numpy(states[:-1])).numpy()
-    pull = plan.prior_share / reply.privacy.units * prior
-    sums = (
-        ((states[:-1] - states[1:]) / sizes + pull)
-        * plan.privacy.sampling_rate
-        * reply.privacy.units
-    )
+    pull = plan.prior_share / units * prior
+    sums = ((states[:-1] - states[1:]) / step_sizes + pull) * privacy.sampling_rate * units
+    sigmas = noise_of_steps(read_history(reply.privacy.history))[: len(step_sizes)]
     return statistics.log_likelihood_ratios(
         (sums[:, 0, :canaries] - sums[:, 1, :canaries]) / math.sqrt(2),
-        signal=plan.privacy.noise_unit * length / math.hypot(length, 1.0),
-        noise_std=noise_of_steps(read_history(reply.privacy.history))[: len(sizes)]
-        * plan.privacy.noise_unit,
-        sampling_rate=plan.privacy.sampling_rate,
+        signal=privacy.noise_unit * length / math.hypot(length, 1.0),
+        noise_std=sigmas * privacy.noise_unit,
+        sampling_rate=privacy.sampling_rate,
     )

@@ -1,4 +1,4 @@
-"""A hospital of made-up records, and messages to the app that it runs: the audit stands where a server stands."""
+"""A hospital of made-up records, and messages to its app: the audit is in a server's place."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,9 +36,13 @@ WHOLE = Split(test_fraction=0.0, key=KEY)
 
 @dataclass(frozen=True)
 class CanaryRecords:
-    """Features (N, *shape), float32 or uint8 grey levels; labels (N,).
+    """Made-up records.
 
-    And the name of each record's privacy unit.
+    Attributes:
+        task: Their shape and classes.
+        features: Shape (N, *shape), float32 or uint8 grey levels.
+        labels: Shape (N,).
+        units: Name of each record's privacy unit, N of them.
     """
 
     task: Task
@@ -49,7 +53,12 @@ class CanaryRecords:
 
 @dataclass(frozen=True)
 class CanarySite:
-    """A site, known by the path and content of its file."""
+    """A made-up site.
+
+    Attributes:
+        path: Of its file.
+        file: The content.
+    """
 
     path: Path
     file: SiteFile
@@ -70,7 +79,20 @@ def write_canary_site(
     policy: Policy | None = None,
     split: Split = WHOLE,
 ) -> CanarySite:
-    """Write records, a hospital's file of n = `units` (within 20 %), `policy` or the scenario's, and its ledger."""
+    """Write a hospital's records, its file and its ledger.
+
+    Args:
+        folder: To be made; its name is the site's.
+        scenario: Whose adjacency, code, resources and seed it has.
+        records: That it holds.
+        units: n that it declares, within 20 % of what it holds.
+        delta: Of the ledger.
+        policy: None for one that allows everything.
+        split: Of its units; None are kept from training by default.
+
+    Returns:
+        The site, its ledger empty.
+    """
     folder.mkdir(parents=True)
     ledger = LedgerSettings(
         path=folder / "ledger.sqlite",
@@ -81,19 +103,18 @@ def write_canary_site(
         adjacency=scenario.privacy.adjacency,
         durability="normal",
     )
-    allowing, archive = (
-        (policy or willing()).model_copy(update={"allowed_code": scenario.named_code}),
-        "records.npz",
-    )
+    archive = folder / "records.npz"
     np.savez(
-        folder / archive,
+        archive,
         features=records.features,
         labels=records.labels,
         units=np.array(records.units),
     )
     source = sources.Arrays(
-        path=folder / archive, **records.task.model_dump(include={"input_shape", "classes"})
+        path=archive, input_shape=records.task.input_shape, classes=records.task.classes
     )
+    if policy is None:
+        policy = willing()
     file = SiteFile(
         name=folder.name,
         role="train",
@@ -101,7 +122,7 @@ def write_canary_site(
         units=units,
         ledger=ledger,
         split=split,
-        policy=allowing,
+        policy=policy.model_copy(update={"allowed_code": scenario.named_code}),
         device=scenario.resources.device,
         threads=scenario.resources.threads_per_site,
         insecure_seed=scenario.simulation.insecure_seed,
@@ -113,7 +134,14 @@ def write_canary_site(
 
 
 def willing(**changes: object) -> Policy:
-    """Return a policy that allows whatever the scenario asks for, with changes."""
+    """Return a policy that allows whatever the scenario asks for.
+
+    Args:
+        **changes: Fields of the policy that are other than that.
+
+    Returns:
+        The policy of a site without patients.
+    """
     policy = Policy(
         max_run_epsilon=UNLIMITED,
         max_clip_norm=UNLIMITED,
@@ -127,7 +155,15 @@ def willing(**changes: object) -> Policy:
 
 
 def unit_names(shares: dict[str, tuple[float, float]], count: int) -> dict[str, list[str]]:
-    """Find so many names of units for each part, given the range [low, high) of keyed scores that belong to it."""
+    """Find names of units that a site's split puts into each part.
+
+    Args:
+        shares: Part -> range [low, high) of keyed scores that belong to it.
+        count: Names of each part.
+
+    Returns:
+        Part -> names.
+    """
     names = np.array([f"unit-{number}" for number in range(20 * count * len(shares))])
     scores = unit_scores(names.tolist(), bytes.fromhex(KEY))
     return {
@@ -139,9 +175,20 @@ def unit_names(shares: dict[str, tuple[float, float]], count: int) -> dict[str, 
 def ask(
     site: CanarySite, message_type: str, request: Message, arrays: Arrays, reply: type[MessageT]
 ) -> tuple[MessageT, Arrays]:
-    """Send a site's app the message of a server, by Flower's name of its handler.
+    """Send a site's app the message of a server.
 
-    UserError if the site refuses.
+    Args:
+        site: That is asked.
+        message_type: Flower's name of the handler.
+        request: What is asked.
+        arrays: Sent with it.
+        reply: Type of the reply.
+
+    Returns:
+        The reply and its arrays.
+
+    Raises:
+        UserError: If the site refuses.
     """
     answer = answer_of(site.path, message_type, request, arrays)
     config = answer.content.config_records["config"]
@@ -149,16 +196,25 @@ def ask(
         raise UserError(
             f"the audited site {site.file.name!r} did not {message_type}: {config['refusal']!s}"
         )
-    received = answer.content.array_records.get("arrays", ArrayRecord())
-    return read_header(reply, config["record"]), {
-        name: array.numpy() for name, array in received.items()
-    }
+    record = answer.content.array_records.get("arrays", ArrayRecord())
+    received = {name: array.numpy() for name, array in record.items()}
+    return read_header(reply, config["record"]), received
 
 
 def answer_of(
     site_file: Path, message_type: str, request: Message | None, arrays: Arrays
 ) -> FlowerMessage:
-    """Send a site's app, in this process, what a server would send; return what it would get."""
+    """Send a site's app, in this process, what a server would send.
+
+    Args:
+        site_file: Path of the site's file.
+        message_type: Flower's name of the handler.
+        request: None for a query.
+        arrays: Sent with it.
+
+    Returns:
+        The message that a server would get.
+    """
     from clients.app import app
     from server.messages import encoded, request_message
 
@@ -172,7 +228,13 @@ def answer_of(
             time_to_live=3600.0,
             simulation_folder="",
         )
+        # A reply names the message that it answers, and the audit of replies looks for this name.
         message.metadata.__dict__["_message_id"] = "audit"
-        return app(
-            message, Context(1, 1, {"site-file": str(site_file)}, state=RecordDict(), run_config={})
+        context = Context(
+            run_id=1,
+            node_id=1,
+            node_config={"site-file": str(site_file)},
+            state=RecordDict(),
+            run_config={},
         )
+        return app(message, context)

@@ -1,15 +1,15 @@
 """Recalibration and evaluation: which records they read, and how much noise their releases have.
 
 The records of each part (training, test, recalibration) are alike and unlike those of the others,
-and the auditor's posterior predicts each kind in a bin of its own: so a released table shows whose
+and the auditor's posterior predicts each kind in a bin of its own. So a released table shows whose
 records were counted, and how many of each unit, whatever the code says of it.
 """
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -54,32 +54,45 @@ Array = npt.NDArray[np.float64]
 
 FALSE_ALARM = 1e-5
 SHARES = {"test": (0.0, 0.3), "recalibration": (0.3, 0.6), "training": (0.6, 1.0)}
-UNITS, RECORDS_PER_UNIT, CAP = 40, 4, 2
+UNITS = 40
+RECORDS_PER_UNIT = 4
+# Records of a unit that are counted.
+CAP = 2
 # More noise than at this epsilon would hide which records were read, and nothing of that depends on
 # epsilon.
 LEAST_EPSILON = 2.0
-BINS, COLUMNS = 15, 3
+BINS = 15
+COLUMNS = 3
 TABLES = 24
-# Numbers of noise that a descent is tested on, and stretches of each length that are asked for, at
-# most.
-NUMBERS, MOST_STRETCHES = 800, 40
-DESCENTS = (1, 4)
-DESCENT_EPSILON, DESCENT_RUN = 400.0, 1000
+# Numbers of noise that a descent is tested on, as far as the stretches suffice.
+NUMBERS = 800
+# Stretches of each length.
+MOST_STRETCHES = 40
+STRETCH_LENGTHS = (1, 4)
+DESCENT_EPSILON = 400.0
+DESCENT_RUN = 1000
+# Of the central differences.
 DIFFERENCE = 1e-5
 # Share by which the small moves may change a sum of gradients.
 SLACK = 0.01
 # The lowest bits of float64 that are looked at.
 FLOAT64_BITS = 6
 ATTEMPTS = 2000
+# Distance of a probability from the edge of its bin, in bins.
+LEAST_DISTANCE = 0.02
 
 
 @dataclass(frozen=True)
 class Parts:
     """A canary site of a scenario whose parts can be told apart.
 
-    `delta`: of its ledger. `samples`: the auditor's posterior, parameter name -> shape (1, *shape).
-    `predictions`: part -> class probabilities of each of its records, shape (classes,). `labels`:
-    part -> label of each of its records.
+    Attributes:
+        scenario: Whose model, privacy and noise the requests have.
+        site: Holds UNITS units of RECORDS_PER_UNIT records in each part.
+        delta: Of its ledger.
+        samples: The auditor's posterior, parameter name -> shape (1, *shape).
+        predictions: Part -> class probabilities of each of its records, shape (classes,).
+        labels: Part -> label of each of its records.
     """
 
     scenario: Scenario
@@ -90,67 +103,142 @@ class Parts:
     labels: dict[str, int]
 
 
+@dataclass(frozen=True)
+class CountedRecord:
+    """What a record adds to a table of counts.
+
+    Attributes:
+        probability: In [0, 1], which chooses the bin.
+        outcome: 1 where the prediction is right, or where the record is of class 1; 0 elsewhere.
+    """
+
+    probability: float
+    outcome: float
+
+    @property
+    def bin(self) -> int:
+        """The row of the table that it is added to."""
+        return int(self.probability * BINS)
+
+
+@dataclass(frozen=True)
+class ReleasedTable:
+    """A noised table.
+
+    Attributes:
+        sums: Of (1, p, y) by bin, shape (BINS, COLUMNS).
+        noise_multiplier: As the site's ledger accounts for it.
+    """
+
+    sums: Array
+    noise_multiplier: float
+
+    @property
+    def noise_std(self) -> float:
+        """Standard deviation of each sum, as a unit adds CAP vectors of length sqrt(3) at most."""
+        return self.noise_multiplier * CAP * math.sqrt(COLUMNS)
+
+
 def audit_counts(scenario: Scenario, folder: Path, generator: np.random.Generator) -> list[Check]:
-    """Test what counts of bins, descent and both evaluations release, whether or not the scenario asks for them."""
-    parts = _parts(scenario, folder, generator)
-    noised = [_evaluation_table(parts, run) for run in range(1, TABLES + 1)]
-    counted = [_isotonic_table(parts, run) for run in range(1, TABLES + 1)]
-    top = {
-        part: (float(p.max()), float(p.argmax() == parts.labels[part]))
-        for part, p in parts.predictions.items()
+    """Test what counts of bins, descent and both evaluations release, asked for or not.
+
+    Args:
+        scenario: Whose model, privacy and recalibration are tested.
+        folder: To write the site into.
+        generator: Draws its records, the posterior and directions to look along.
+
+    Returns:
+        A check for each question on each release.
+
+    Raises:
+        UserError: If no weights predict the parts in bins of their own.
+    """
+    parts = _write_parts(scenario, folder, generator)
+    evaluations = [_evaluation_table(parts, run) for run in range(1, TABLES + 1)]
+    counts = [_isotonic_table(parts, run) for run in range(1, TABLES + 1)]
+    by_top_label = {
+        part: _by_top_label(parts.predictions[part], parts.labels[part]) for part in SHARES
     }
-    binary = {
-        part: (float(p[1]), float(parts.labels[part] == 1)) for part, p in parts.predictions.items()
-    }
-    isotonic = binary if scenario.data.source.task.classes == 2 else top
+    if scenario.data.source.task.classes == 2:
+        by_class_1 = {
+            part: _by_class_1(parts.predictions[part], parts.labels[part]) for part in SHARES
+        }
+        isotonic = _table_questions(counts, by_class_1, "recalibration", generator)
+    else:
+        isotonic = _table_questions(counts, by_top_label, "recalibration", generator)
+    descent = _descent_questions(parts)
+    evaluation = _table_questions(evaluations, by_top_label, "test", generator)
     return [
-        *verdicts(
-            "isotonic recalibration",
-            _table_questions(counted, isotonic, "recalibration", generator),
-            FALSE_ALARM / 4,
-        ),
-        *verdicts("recalibration by descent", _descent_questions(parts), FALSE_ALARM / 4),
-        *verdicts(
-            "noised evaluation", _table_questions(noised, top, "test", generator), FALSE_ALARM / 4
-        ),
-        _public_check(parts, top),
+        *verdicts("isotonic recalibration", isotonic, FALSE_ALARM / 4),
+        *verdicts("recalibration by descent", descent, FALSE_ALARM / 4),
+        *verdicts("noised evaluation", evaluation, FALSE_ALARM / 4),
+        _public_check(parts, by_top_label["test"]),
     ]
 
 
-def _parts(scenario: Scenario, folder: Path, generator: np.random.Generator) -> Parts:
+def _by_top_label(probabilities: Array, label: int) -> CountedRecord:
+    return CountedRecord(
+        probability=float(probabilities.max()),
+        outcome=float(probabilities.argmax() == label),
+    )
+
+
+def _by_class_1(probabilities: Array, label: int) -> CountedRecord:
+    return CountedRecord(probability=float(probabilities[1]), outcome=float(label == 1))
+
+
+def _write_parts(scenario: Scenario, folder: Path, generator: np.random.Generator) -> Parts:
+    """Write the site, and choose a posterior that tells its parts apart."""
     task = scenario.data.source.task
     levels, _ = synthetic_records(task, generator, len(SHARES))
-    vector, probabilities = _posterior(
-        scenario, model_features(scenario, folder, levels), generator
-    )
+    features = model_features(scenario, folder, levels)
+    vector, probabilities = _choose_posterior(scenario, features, generator)
     # Right in the recalibration part and wrong elsewhere: the gradients of a descent then point
     # against each other.
     right = np.array([part == "recalibration" for part in SHARES])
     labels = np.where(right, probabilities.argmax(axis=1), probabilities.argmin(axis=1))
     names = canary_site.unit_names(SHARES, UNITS)
-    kinds = [
-        kind for kind, part in enumerate(SHARES) for _ in range(len(names[part]) * RECORDS_PER_UNIT)
-    ]
-    units = [name for part in SHARES for name in names[part] for _ in range(RECORDS_PER_UNIT)]
+    kinds: list[int] = []
+    units: list[str] = []
+    for kind, part in enumerate(SHARES):
+        for name in names[part]:
+            kinds += [kind] * RECORDS_PER_UNIT
+            units += [name] * RECORDS_PER_UNIT
     delta = min(scenario.privacy.delta, 0.5 / UNITS)
-    release = {"evaluation_release": "noised", "min_evaluation_noise_multiplier": 0.1}
-    policy = canary_site.willing(max_test_records_per_unit=CAP, **release)
-    split = Split(test_fraction=0.3, recalibration_fraction=0.3, key=canary_site.KEY)
-    held = canary_site.CanaryRecords(task, levels[kinds], labels[kinds], units)
-    more: dict[str, Any] = {"policy": policy, "split": split, "delta": delta}
-    site = canary_site.write_canary_site(folder / "parts", scenario, held, UNITS, **more)
-    module = build_model(scenario.model, task, seed=0)
-    samples = {name: array[None] for name, array in vector_to_arrays(vector, module).items()}
-    predictions, outcomes = (
-        dict(zip(SHARES, values, strict=True)) for values in (probabilities, labels.tolist())
+    site = canary_site.write_canary_site(
+        folder / "parts",
+        scenario,
+        canary_site.CanaryRecords(
+            task=task, features=levels[kinds], labels=labels[kinds], units=units
+        ),
+        UNITS,
+        delta=delta,
+        policy=canary_site.willing(
+            max_test_records_per_unit=CAP,
+            evaluation_release="noised",
+            min_evaluation_noise_multiplier=0.1,
+        ),
+        split=Split(test_fraction=0.3, recalibration_fraction=0.3, key=canary_site.KEY),
     )
-    return Parts(scenario, site, delta, samples, predictions, outcomes)
+    module = build_model(scenario.model, task, seed=0)
+    return Parts(
+        scenario=scenario,
+        site=site,
+        delta=delta,
+        samples={name: array[None] for name, array in vector_to_arrays(vector, module).items()},
+        predictions=dict(zip(SHARES, probabilities, strict=True)),
+        labels=dict(zip(SHARES, labels.tolist(), strict=True)),
+    )
 
 
-def _posterior(
+def _choose_posterior(
     scenario: Scenario, features: npt.NDArray[np.float32], generator: np.random.Generator
 ) -> tuple[torch.Tensor, Array]:
-    """Draw weights until the three kinds of records are predicted in three bins, of p_1 and of the largest p."""
+    """Draw weights until the kinds of records fall into bins of their own.
+
+    Both by the largest probability and, of two classes, by p_1. Returns the weights and the class
+    probabilities of each kind.
+    """
     task = scenario.data.source.task
     module = build_model(scenario.model, task, seed=0)
     records = torch.from_numpy(features).double()
@@ -161,8 +249,10 @@ def _posterior(
         vector = torch.nn.utils.parameters_to_vector(module.parameters()).detach().clone()
         with torch.no_grad():
             probabilities = torch.softmax(module.double()(records), dim=1).numpy()
-        binned = [probabilities.max(axis=1)] + ([probabilities[:, 1]] if task.classes == 2 else [])
-        if all(_apart(values) for values in binned):
+        binned = [probabilities.max(axis=1)]
+        if task.classes == 2:
+            binned.append(probabilities[:, 1])
+        if all(_in_distinct_bins(values) for values in binned):
             return vector, probabilities
     raise UserError(
         "the audit found no weights that tell three made-up records apart: is the model's "
@@ -170,211 +260,258 @@ def _posterior(
     )
 
 
-def _apart(values: Array) -> bool:
+def _in_distinct_bins(values: Array) -> bool:
     places = values * BINS
-    return len(set(np.floor(places))) == len(values) and bool(
-        np.abs(places - np.round(places)).min() > 0.02
-    )
-
-
-def _request(parts: Parts, run: int) -> dict[str, Any]:
-    digest = arrays_digest(prefixed("posterior", parts.samples))
-    whose = {
-        "run": f"{run:032x}",
-        "round": 1,
-        "task": parts.site.task,
-        "model": parts.scenario.model,
-    }
-    return whose | {"arrays": digest}
+    if len(set(np.floor(places))) < len(values):
+        return False
+    return bool(np.abs(places - np.round(places)).min() > LEAST_DISTANCE)
 
 
 def _evaluate(
-    parts: Parts, site: canary_site.CanarySite, run: int, **extra: Any
+    parts: Parts, site: canary_site.CanarySite, run: int, noise_multiplier: float | None = None
 ) -> tuple[EvaluateReply, Arrays]:
-    request = EvaluateRequest(
-        **_request(parts, run), predictors={"posterior": (1.0,)}, delta=parts.delta, **extra
-    )
-    return canary_site.ask(
-        site, "evaluate", request, prefixed("posterior", parts.samples), EvaluateReply
-    )
-
-
-def _recalibrate(
-    parts: Parts, request: dict[str, Any], **extra: Any
-) -> tuple[RecalibrateReply, Arrays]:
-    asked = RecalibrateRequest(**request, weights=(1.0,), **extra)
     arrays = prefixed("posterior", parts.samples)
-    return canary_site.ask(parts.site, "train.recalibrate", asked, arrays, RecalibrateReply)
+    request = EvaluateRequest(
+        run=f"{run:032x}",
+        round=1,
+        task=parts.site.task,
+        model=parts.scenario.model,
+        arrays=arrays_digest(arrays),
+        predictors={"posterior": (1.0,)},
+        delta=parts.delta,
+        noise_multiplier=noise_multiplier,
+    )
+    return canary_site.ask(site, "evaluate", request, arrays, EvaluateReply)
 
 
-def _evaluation_table(parts: Parts, run: int) -> tuple[Array, float]:
-    noise = parts.scenario.evaluation.noise_multiplier or 1.0
-    reply, arrays = _evaluate(parts, parts.site, run, noise_multiplier=noise)
+def _evaluation_table(parts: Parts, run: int) -> ReleasedTable:
+    noise_multiplier = parts.scenario.evaluation.noise_multiplier or 1.0
+    reply, arrays = _evaluate(parts, parts.site, run, noise_multiplier)
     assert reply.privacy is not None
-    return arrays["posterior/noised"].astype(np.float64), reply.privacy.history[-1][0]
+    return ReleasedTable(
+        sums=arrays["posterior/noised"].astype(np.float64),
+        noise_multiplier=reply.privacy.history[-1][0],
+    )
 
 
-def _isotonic_table(parts: Parts, run: int) -> tuple[Array, float]:
-    section, privacy = parts.scenario.recalibration, parts.scenario.privacy
-    epsilon = max(LEAST_EPSILON, (section.epsilon if section else None) or privacy.epsilon)
-    plan = config.CountingPlan(epsilon=epsilon, delta=parts.delta, adjacency=privacy.adjacency)
-    reply, received = _recalibrate(parts, _request(parts, run), plan=plan, first_step=0, steps=1)
-    return received["noised"].astype(np.float64), reply.privacy.history[-1][0]
+def _isotonic_table(parts: Parts, run: int) -> ReleasedTable:
+    section = parts.scenario.recalibration
+    privacy = parts.scenario.privacy
+    epsilon = privacy.epsilon
+    if section is not None and section.epsilon:
+        epsilon = section.epsilon
+    arrays = prefixed("posterior", parts.samples)
+    request = RecalibrateRequest(
+        run=f"{run:032x}",
+        round=1,
+        task=parts.site.task,
+        model=parts.scenario.model,
+        arrays=arrays_digest(arrays),
+        weights=(1.0,),
+        plan=config.CountingPlan(
+            epsilon=max(LEAST_EPSILON, epsilon), delta=parts.delta, adjacency=privacy.adjacency
+        ),
+        first_step=0,
+        steps=1,
+    )
+    reply, released = canary_site.ask(
+        parts.site, "train.recalibrate", request, arrays, RecalibrateReply
+    )
+    return ReleasedTable(
+        sums=released["noised"].astype(np.float64), noise_multiplier=reply.privacy.history[-1][0]
+    )
 
 
-def _by_place(noise: Array, what: str) -> Finding:
+def _place_test(noise: Array, place: str) -> Finding:
+    """Test the deviation of each column of noise, shape (rows, places)."""
     squares = np.square(noise).sum(axis=0)
-    return deviation_tests(squares, len(noise), lambda place: f"{what} {place + 1}")
+    return deviation_tests(squares, len(noise), lambda number: f"{place} {number + 1}")
 
 
 def law_questions(noise: Array, where: str) -> Questions:
-    """Ask whether noise, N(0, 1) at a sound site, is normal to its tails."""
+    """Ask whether noise, N(0, 1) at a sound site, is normal to its tails.
+
+    Args:
+        noise: Of any shape.
+        where: It is from, in words.
+
+    Returns:
+        A question on the law and one on its tails.
+    """
     distance, tails = law_tests(noise, where)
     return {"noise is normal": [distance], "noise is neither cut off nor of heavier tails": [tails]}
 
 
 def _table_questions(
-    tables: list[tuple[Array, float]],
-    kinds: dict[str, tuple[float, float]],
-    read: str,
+    tables: Sequence[ReleasedTable],
+    records: dict[str, CountedRecord],
+    counted_part: str,
     generator: np.random.Generator,
 ) -> Questions:
-    """Compare released tables with what the units of one part add: CAP records of each, every cell with its noise.
+    """Compare released tables with what the units of one part add.
 
-    A record adds (1, p, y) to the bin of p, at most sqrt(3) long, and a unit at most CAP records:
-    the noise of each sum has standard deviation sigma CAP sqrt(3).
+    CAP records of each unit are counted, and every cell has its noise. `records` gives what each
+    record of a part adds.
     """
+    unit_records = float(UNITS * CAP)
+    record = records[counted_part]
     expected = np.zeros((BINS, COLUMNS))
-    counted = float(UNITS * CAP)
-    probability, outcome = kinds[read]
-    expected[int(probability * BINS)] = counted * np.array([1.0, probability, outcome])
-    scales = [sigma * CAP * math.sqrt(COLUMNS) for _, sigma in tables]
-    rest = np.stack(
-        [(table - expected) / scale for (table, _), scale in zip(tables, scales, strict=True)]
-    )
-    deviation = math.sqrt(sum(scale**2 for scale in scales)) / len(scales)
-    means = np.mean([table - expected for table, _ in tables], axis=0)[:, 0]
-    counts = {part: float(means[int(p * BINS)]) for part, (p, _) in kinds.items()}
-    read_by = [
-        mean_test(counts[part], deviation, f"records of the {part} part", unit=counted)
-        for part in kinds
+    expected[record.bin] = unit_records * np.array([1.0, record.probability, record.outcome])
+    errors = np.stack([table.sums - expected for table in tables])
+    noise = np.stack([error / table.noise_std for error, table in zip(errors, tables, strict=True)])
+    mean_deviation = math.sqrt(sum(table.noise_std**2 for table in tables)) / len(tables)
+    mean_counts = errors.mean(axis=0)[:, 0]
+    amounts = [
+        mean_test(
+            float(mean_counts[record_of_part.bin]),
+            mean_deviation,
+            f"records of the {part} part",
+            unit=unit_records,
+        )
+        for part, record_of_part in records.items()
     ]
-    variances = [variance_test(float(np.square(rest).sum()), rest.size, "all tables")]
-    runs = {f"table {number + 1}": each.ravel() for number, each in enumerate(rest)}
-    flat = rest.reshape(len(rest), -1)
-    released = np.stack([table.ravel() for table, _ in tables])
-    labels = np.array([label for _, label in kinds.values()]).astype(np.int64)
-    layout = {"tables": np.arange(flat.shape[1]).reshape(BINS, COLUMNS)}
-    directions = named_directions(layout, flat.shape[1]) | random_directions(
-        flat.shape[1], generator
-    )
+    by_table = {f"table {number + 1}": values.ravel() for number, values in enumerate(noise)}
+    flat = noise.reshape(len(noise), -1)
+    cells = flat.shape[1]
+    released = np.stack([table.sums.ravel() for table in tables])
+    outcomes = np.array([record_of_part.outcome for record_of_part in records.values()])
+    layout = {"tables": np.arange(cells).reshape(BINS, COLUMNS)}
+    directions = named_directions(layout, cells) | random_directions(cells, generator)
     return {
-        f"reads {CAP} records of each unit of the {read} part, of no other unit": read_by,
-        "noise has the accounted deviation, the cap on a unit's records included": variances,
-        "no two tables share noise": correlation_tests(runs),
-        **law_questions(rest, "all tables"),
+        (f"reads {CAP} records of each unit of the {counted_part} part, of no other unit"): amounts,
+        "noise has the accounted deviation, the cap on a unit's records included": [
+            variance_test(float(np.square(noise).sum()), noise.size, "all tables")
+        ],
+        "no two tables share noise": correlation_tests(by_table),
+        **law_questions(noise, "all tables"),
         **low_bit_questions(
-            released, FLOAT64_BITS, np.ones(released.shape, bool), labels, "tables"
+            states=released,
+            bits=FLOAT64_BITS,
+            covered=np.ones(released.shape, bool),
+            labels=outcomes.astype(np.int64),
+            where="tables",
         ),
         "noise has the accounted deviation in every direction": direction_tests(
             flat, directions, "tables"
         )[:1],
-        "noise has the accounted deviation in every cell": [_by_place(flat, "cell")],
+        "noise has the accounted deviation in every cell": [_place_test(flat, "cell")],
         "no two numbers of a table share noise": [
             pair_test(np.ascontiguousarray(flat.T), "numbers")
         ],
     }
 
 
-def _public_check(parts: Parts, kinds: dict[str, tuple[float, float]]) -> Check:
-    """Check which records an exact evaluation counts: all of the test part, and no other."""
+def _public_check(parts: Parts, record: CountedRecord) -> Check:
+    """Check which records an exact evaluation counts: all of the test part, and no other.
+
+    `record`: what a record of the test part adds.
+    """
     policy = parts.site.file.policy.model_copy(update={"evaluation_release": "public"})
-    file, path = (
-        parts.site.file.model_copy(update={"policy": policy}),
-        parts.site.path.with_name("public.toml"),
-    )
+    file = parts.site.file.model_copy(update={"policy": policy})
+    path = parts.site.path.with_name("public.toml")
     write_site_file(file, path)
-    _, arrays = _evaluate(parts, canary_site.CanarySite(path, file), 1)
+    _, arrays = _evaluate(parts, canary_site.CanarySite(path, file), run=1)
     counts = coarsen(arrays["posterior/top_label"].astype(np.float64), BINS)[:, COUNT]
     expected = np.zeros(BINS)
-    expected[int(kinds["test"][0] * BINS)] = UNITS * RECORDS_PER_UNIT
-    wrong = float(np.abs(counts - expected).sum())
+    expected[record.bin] = UNITS * RECORDS_PER_UNIT
     return Check(
-        "public evaluation",
-        "counts the records of the test part, and no other",
-        wrong,
-        0.0,
-        "at most",
+        part="public evaluation",
+        what="counts the records of the test part, and no other",
+        value=float(np.abs(counts - expected).sum()),
+        limit=0.0,
+        relation="at most",
         finds="one record",
     )
 
 
-def _descent_questions(parts: Parts) -> Questions:
-    """Read the noisy sums of short stretches of a descent from 0, whose steps are too small to move the gradients.
+@dataclass(frozen=True)
+class DescentReading:
+    """The mean noisy sum of a stretch of a descent, over C.
 
-        y = -theta n / (C sum a_k) = G / C + sum a_k sigma xi_k / sum a_k
+    Attributes:
+        mean: Shape (P,) for P parameters of the map.
+        noise_std: Standard deviation of the noise in each of its numbers.
+    """
+
+    mean: Array
+    noise_std: float
+
+
+def _descent_questions(parts: Parts) -> Questions:
+    """Read the noisy sums of short stretches of a descent from 0 and test them.
 
     Units of the recalibration part pull against those of the others.
     """
     section = parts.scenario.recalibration
-    section = (
-        section
-        if isinstance(section, config.Recalibration)
-        else config.Recalibration(method="vector")
-    )
+    if not isinstance(section, config.Recalibration):
+        section = config.Recalibration(method="vector")
     gradients = {
-        part: _gradient(section, parts.predictions[part], parts.labels[part]) for part in SHARES
+        part: RECORDS_PER_UNIT * _gradient(section, parts.predictions[part], parts.labels[part])
+        for part in SHARES
     }
-    own = RECORDS_PER_UNIT * gradients["recalibration"]
-    clip_norm = 0.7 * min(
-        float(np.linalg.norm(RECORDS_PER_UNIT * each)) for each in gradients.values()
-    )
-    stretches = min(MOST_STRETCHES, math.ceil(NUMBERS / len(own) / len(DESCENTS)))
-    steps = sum(DESCENTS) * stretches
-    changes = {
-        "epsilon": DESCENT_EPSILON,
-        "delta": parts.delta,
-        "clip_norm": clip_norm,
-        "steps": 2 * steps,
-    }
-    changes |= {"rounds": 1, "step_size": 1e-3 / clip_norm}
-    plan = config.recalibration_plan(section, parts.scenario.privacy).model_copy(update=changes)
-    assert isinstance(plan, config.RecalibrationPlan)
-    ends = [0, *itertools.accumulate(DESCENTS * stretches)]
-    read = [
-        _descend(parts, plan, first, last, len(own)) for first, last in itertools.pairwise(ends)
+    gradient = gradients["recalibration"]
+    clip_norm = 0.7 * min(float(np.linalg.norm(values)) for values in gradients.values())
+    stretches = min(MOST_STRETCHES, math.ceil(NUMBERS / len(gradient) / len(STRETCH_LENGTHS)))
+    lengths = STRETCH_LENGTHS * stretches
+    plan = _descent_plan(parts, section, clip_norm, 2 * sum(lengths))
+    ends = [0, *itertools.accumulate(lengths)]
+    readings = [
+        _descend(parts=parts, plan=plan, first_step=first, last_step=last, count=len(gradient))
+        for first, last in itertools.pairwise(ends)
     ]
-    along = own / float(np.linalg.norm(own))
-    mean = float(np.mean([each.mean @ along for each in read])) - UNITS
-    deviation = math.sqrt(sum(each.noise_std**2 for each in read)) / len(read)
-    left = np.stack([(each.mean - UNITS * along) / each.noise_std for each in read])
-    deviations, differences = [], []
-    for kind, length in enumerate(DESCENTS):
-        rows = left[kind :: len(DESCENTS)]
-        where = f"requests of {length} steps"
-        deviations.append(
-            variance_test(float(np.square(rows).sum()), rows.size, where, slack=SLACK)
-        )
-        apart = rows[0 : len(rows) // 2 * 2 : 2] - rows[1 : len(rows) // 2 * 2 : 2]
-        squares = float(np.square(apart).sum()) / 2
-        differences.append(
-            variance_test(squares, apart.size, f"differences of {where}", slack=SLACK)
-        )
+    along = gradient / float(np.linalg.norm(gradient))
     amount = mean_test(
-        mean, deviation, "sums of clipped gradients", unit=float(UNITS), slack=SLACK * UNITS
+        float(np.mean([reading.mean @ along for reading in readings])) - UNITS,
+        math.sqrt(sum(reading.noise_std**2 for reading in readings)) / len(readings),
+        "sums of clipped gradients",
+        unit=float(UNITS),
+        slack=SLACK * UNITS,
     )
+    noise = np.stack([(reading.mean - UNITS * along) / reading.noise_std for reading in readings])
+    deviations = []
+    differences = []
+    for number, length in enumerate(STRETCH_LENGTHS):
+        rows = noise[number :: len(STRETCH_LENGTHS)]
+        where = f"requests of {length} steps"
+        squares = float(np.square(rows).sum())
+        deviations.append(variance_test(squares, rows.size, where, slack=SLACK))
+        even_rows = len(rows) // 2 * 2
+        difference = rows[0:even_rows:2] - rows[1:even_rows:2]
+        # A difference of two has twice the variance.
+        squares = float(np.square(difference).sum()) / 2
+        differences.append(
+            variance_test(squares, difference.size, f"differences of {where}", slack=SLACK)
+        )
     return {
         "reads the units of the recalibration part, each clipped once, and no other": [amount],
         "noise has the accounted deviation, within a request and across": deviations,
         # What requests had in common would be missing from the difference of two.
         "no two requests in a row share noise": differences,
-        "noise has the accounted deviation in every parameter": [_by_place(left, "parameter")],
-        **law_questions(left, "all requests"),
+        "noise has the accounted deviation in every parameter": [_place_test(noise, "parameter")],
+        **law_questions(noise, "all requests"),
     }
 
 
+def _descent_plan(
+    parts: Parts, section: config.Recalibration, clip_norm: float, steps: int
+) -> config.RecalibrationPlan:
+    """Return a plan of steps too small to move the gradients."""
+    plan = config.recalibration_plan(section, parts.scenario.privacy)
+    assert isinstance(plan, config.RecalibrationPlan)
+    return plan.model_copy(
+        update={
+            "epsilon": DESCENT_EPSILON,
+            "delta": parts.delta,
+            "clip_norm": clip_norm,
+            "steps": steps,
+            "rounds": 1,
+            "step_size": 1e-3 / clip_norm,
+        }
+    )
+
+
 def _gradient(section: config.Recalibration, probabilities: Array, label: int) -> Array:
-    """Return the gradient of minus the log of the recalibrated probability at 0, by central differences."""
+    """Return the gradient of -log of the recalibrated probability at 0, by central differences."""
     count = config.parameter_count(section.method, len(probabilities))
 
     def loss(parameters: Array) -> float:
@@ -387,23 +524,32 @@ def _gradient(section: config.Recalibration, probabilities: Array, label: int) -
     return np.array([(loss(move) - loss(-move)) / (2 * DIFFERENCE) for move in moves])
 
 
-@dataclass(frozen=True)
-class Descent:
-    """Mean noisy sum of a stretch over C, (P,), and the standard deviation of its noise."""
-
-    mean: Array
-    noise_std: float
-
-
 def _descend(
-    parts: Parts, plan: config.RecalibrationPlan, first: int, last: int, count: int
-) -> Descent:
-    request = _request(parts, DESCENT_RUN) | {"round": first + 1}
-    reply, _ = _recalibrate(
-        parts, request, plan=plan, first_step=first, steps=last - first, start=(0.0,) * count
+    parts: Parts, plan: config.RecalibrationPlan, first_step: int, last_step: int, count: int
+) -> DescentReading:
+    """Have the site descend from 0 and read the mean noisy sum off the parameters.
+
+    y = -theta n / (C sum a_k) = G / C + sum a_k sigma xi_k / sum a_k
+    """
+    arrays = prefixed("posterior", parts.samples)
+    request = RecalibrateRequest(
+        run=f"{DESCENT_RUN:032x}",
+        round=first_step + 1,
+        task=parts.site.task,
+        model=parts.scenario.model,
+        arrays=arrays_digest(arrays),
+        weights=(1.0,),
+        plan=plan,
+        first_step=first_step,
+        steps=last_step - first_step,
+        start=(0.0,) * count,
     )
+    reply, _ = canary_site.ask(parts.site, "train.recalibrate", request, arrays, RecalibrateReply)
     assert reply.parameters is not None
-    sizes = plan.step_size * (1 - np.arange(first, last) / plan.steps)
+    sizes = plan.step_size * (1 - np.arange(first_step, last_step) / plan.steps)
     scale = recalibration_units(parts.site.file) / (float(sizes.sum()) * plan.clip_norm)
-    noise = reply.privacy.history[-1][0] * float(np.linalg.norm(sizes) / sizes.sum())
-    return Descent(-scale * np.array(reply.parameters), noise)
+    noise_multiplier = reply.privacy.history[-1][0]
+    return DescentReading(
+        mean=-scale * np.array(reply.parameters),
+        noise_std=noise_multiplier * float(np.linalg.norm(sizes) / sizes.sum()),
+    )

@@ -1,4 +1,4 @@
-"""The one list of what a site's messages hold, and how each of it is public: an audit finds whatever is not on it."""
+"""The one list of what a site's messages hold and why each of it is public."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -13,7 +13,12 @@ Origin = Literal["machine", "echo", "site file", "account", "head", "plan", "noi
 
 @dataclass(frozen=True)
 class Declared:
-    """Where a field of a reply comes from, and the parts of an audit that look at it."""
+    """What makes a field of a reply public.
+
+    Attributes:
+        origin: Where it comes from.
+        looked_at: Parts of an audit that look at it, parted by ", ".
+    """
 
     origin: Origin
     looked_at: str = "replies"

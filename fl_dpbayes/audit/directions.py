@@ -1,7 +1,7 @@
-"""Directions along which an auditor looks at noise: sums that a model's numbers have, and random ones."""
+"""Directions along which an auditor looks at noise: sums of a model's numbers, and random ones."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import pairwise
 
 import numpy as np
@@ -10,50 +10,59 @@ import numpy.typing as npt
 Array = npt.NDArray[np.float64]
 Layout = Mapping[str, npt.NDArray[np.int64]]
 
-# Of the rows of a tensor and of its columns, and of the random directions of each scale.
-MOST_SUMS, RANDOM = 40, 12
+# Of the rows of a tensor, and of its columns.
+MOST_SUMS = 40
+# Random directions of each scale.
+RANDOM = 12
 # Numbers so far apart, and less, count as neighbours.
 NEAREST = 32
 
 
-def named_directions(columns: Layout, size: int) -> dict[str, Array]:
-    """Return the sum of all numbers, of those of each tensor, row and column, their alternating sum, and differences.
+def named_directions(layout: Layout, size: int) -> dict[str, Array]:
+    """Return sums of all numbers, of each tensor, row and column, and differences of tensors.
 
-    `columns`: tensor -> where its numbers lie among the d = `size`, in its own shape. Returns name
-    -> (d,).
+    Args:
+        layout: Tensor -> where its numbers lie, in its own shape.
+        size: d, of all numbers.
+
+    Returns:
+        Name -> direction of shape (d,).
     """
     numbers = np.arange(size)
     directions = {
         "the sum of all": np.ones(size),
         "the alternating sum": np.where(numbers % 2 == 0, 1.0, -1.0),
     }
-    tensors = {name: _on(places.ravel(), size) for name, places in columns.items()}
+    tensors = {name: _indicator(places.ravel(), size) for name, places in layout.items()}
     if len(tensors) > 1:
         directions |= {f"the sum of {name}": vector for name, vector in tensors.items()}
-    names = list(tensors)
-    for first, second in pairwise(names):
-        apart = tensors[first] / tensors[first].sum() - tensors[second] / tensors[second].sum()
-        directions[f"{first} against {second}"] = apart
-    for name, places in columns.items():
-        directions |= dict(_sums(name, places, size))
+    means = {name: vector / vector.sum() for name, vector in tensors.items()}
+    for first, second in pairwise(tensors):
+        directions[f"{first} against {second}"] = means[first] - means[second]
+    for name, places in layout.items():
+        directions |= _row_and_column_sums(name, places, size)
     return directions
 
 
 def random_directions(size: int, generator: np.random.Generator) -> dict[str, Array]:
-    """Draw directions of random signs on 2, 4, 16, ... and of all numbers, and normal ones.
+    """Draw directions of random signs on 2, 4, 16, ... and all numbers, and normal ones.
 
-    Name -> (size,).
+    Args:
+        size: d > 1.
+        generator: Draws signs, places and normal numbers.
+
+    Returns:
+        Name -> direction of shape (d,).
     """
     directions: dict[str, Array] = {}
-    scales = sorted(
-        {min(size, 4**power) for power in range(1, math.ceil(math.log(size, 4)) + 1)}
-        | {min(size, 2)}
-    )
-    for scale in scales:
+    scales = {min(size, 2)}
+    for power in range(1, math.ceil(math.log(size, 4)) + 1):
+        scales.add(min(size, 4**power))
+    for scale in sorted(scales):
         for number in range(RANDOM):
-            chosen = generator.permutation(size)[:scale]
+            places = generator.permutation(size)[:scale]
             vector = np.zeros(size)
-            vector[chosen] = generator.choice([-1.0, 1.0], scale)
+            vector[places] = generator.choice([-1.0, 1.0], scale)
             directions[f"random direction {number + 1} on {scale} numbers"] = vector
     for number in range(RANDOM):
         directions[f"random direction {number + 1}"] = generator.standard_normal(size)
@@ -61,9 +70,15 @@ def random_directions(size: int, generator: np.random.Generator) -> dict[str, Ar
 
 
 def restrictions(name: str, vector: Array, layout: Layout) -> dict[str, Array]:
-    """Return a direction and its parts in each tensor and row, where they are not 0.
+    """Return a direction and its parts in each tensor and row.
 
-    Name -> (d,).
+    Args:
+        name: Of the direction.
+        vector: The direction, shape (d,).
+        layout: Tensor -> where its numbers lie, in its own shape.
+
+    Returns:
+        Name -> direction of shape (d,), 0 elsewhere.
     """
     parts = {name: vector}
     for tensor, places in layout.items():
@@ -74,10 +89,19 @@ def restrictions(name: str, vector: Array, layout: Layout) -> dict[str, Array]:
     return parts
 
 
-def natural_lags(columns: Layout, size: int) -> list[int]:
-    """Return how far neighbours, numbers of neighbouring rows, and those of tensors lie apart, below half of d."""
-    lags = {*range(1, NEAREST + 1), *(2**power for power in range(5, 40) if 2**power < size)}
-    for places in columns.values():
+def natural_lags(layout: Layout, size: int) -> list[int]:
+    """Return distances of neighbours, of neighbouring rows and of tensors, up to half of d.
+
+    Args:
+        layout: Tensor -> where its numbers lie, in its own shape.
+        size: d, of all numbers.
+
+    Returns:
+        Distances in numbers, increasing.
+    """
+    lags = set(range(1, NEAREST + 1))
+    lags |= {2**power for power in range(5, 40)}
+    for places in layout.values():
         lags.add(places.size)
         lags |= {math.prod(places.shape[axis:]) for axis in range(1, places.ndim)}
     return sorted(lag for lag in lags if 2 * lag <= size)
@@ -89,17 +113,22 @@ def _part(vector: Array, places: npt.NDArray[np.int64]) -> Array:
     return part
 
 
-def _on(places: npt.NDArray[np.int64], size: int) -> Array:
+def _indicator(places: npt.NDArray[np.int64], size: int) -> Array:
     vector = np.zeros(size)
     vector[places] = 1.0
     return vector
 
 
-def _sums(name: str, places: npt.NDArray[np.int64], size: int) -> Iterator[tuple[str, Array]]:
+def _row_and_column_sums(name: str, places: npt.NDArray[np.int64], size: int) -> dict[str, Array]:
     if places.ndim < 2:
-        return
+        return {}
     matrix = places.reshape(len(places), -1)
-    for number in range(min(MOST_SUMS, len(matrix))):
-        yield f"row {number + 1} of {name}", _on(matrix[number], size)
-    for number in range(min(MOST_SUMS, matrix.shape[1])):
-        yield f"column {number + 1} of {name}", _on(matrix[:, number], size)
+    rows = {
+        f"row {number + 1} of {name}": _indicator(row, size)
+        for number, row in enumerate(matrix[:MOST_SUMS])
+    }
+    columns = {
+        f"column {number + 1} of {name}": _indicator(column, size)
+        for number, column in enumerate(matrix.T[:MOST_SUMS])
+    }
+    return rows | columns

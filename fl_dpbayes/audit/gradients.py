@@ -31,24 +31,44 @@ Grey = npt.NDArray[np.uint8]
 # saturate it.
 WEIGHT_SCALE = 0.05
 ATTEMPTS = 100
-# C over the longest of the gradients that shall be clipped, and the longest over the bound of
-# global clipping.
-CLIPPED_SHARE, WITHIN_BOUND = 0.7, 0.5
+# C over the longest of the gradients that shall be clipped.
+CLIPPED_SHARE = 0.7
+# The longest of the gradients over the bound of global clipping.
+WITHIN_BOUND = 0.5
 
 
 def synthetic_records(
     task: Task, generator: np.random.Generator, count: int
 ) -> tuple[Grey, npt.NDArray[np.int64]]:
-    """Draw records of random levels, and labels in turn, shapes (count, *shape) and (count,)."""
-    return generator.integers(0, 256, (count, *task.input_shape), dtype=np.uint8), np.arange(
-        count
-    ) % task.classes
+    """Draw records of random grey levels, with labels in turn.
+
+    Args:
+        task: Their shape and classes.
+        generator: Draws the levels.
+        count: One or more.
+
+    Returns:
+        Levels, shape (count, *shape), and labels, shape (count,).
+    """
+    levels = generator.integers(0, 256, (count, *task.input_shape), dtype=np.uint8)
+    labels = np.arange(count) % task.classes
+    return levels, labels
 
 
 def start_vector(
     model: Model, task: Task, generator: np.random.Generator, scale: float = 1.0
 ) -> Array:
-    """Draw a start state: a model's own for a seed drawn, and noise, so that its last layer is not 0; times `scale`."""
+    """Draw a start state: a model's own and noise, so that its last layer is not 0.
+
+    Args:
+        model: That is trained.
+        task: Its inputs and classes.
+        generator: Draws the model's seed and the noise.
+        scale: Of the whole state.
+
+    Returns:
+        Parameters, shape (d,), each a float32 number.
+    """
     module = build_model(model, task, seed=int(generator.integers(2**31)))
     initial = torch.nn.utils.parameters_to_vector(module.parameters()).detach().double().numpy()
     start = scale * (initial + generator.normal(0.0, WEIGHT_SCALE, len(initial)))
@@ -56,10 +76,20 @@ def start_vector(
 
 
 def model_features(scenario: Scenario, folder: Path, levels: Grey) -> npt.NDArray[np.float32]:
-    """Return what the scenario's trained layers see of records: themselves, or their public features."""
+    """Return what the scenario's trained layers see of records.
+
+    Args:
+        scenario: Whose model may have a public part before the trained layers.
+        folder: For the cache of public features.
+        levels: Grey levels, shape (N, *shape).
+
+    Returns:
+        The records in [0, 1], or their public features, shape (N, *).
+    """
     from clients.model_inputs import model_inputs
 
-    features, count = levels.astype(np.float32) / np.float32(255), len(levels)
+    count = len(levels)
+    features = levels.astype(np.float32) / np.float32(255)
     part = SiteSplit(features, np.zeros(count, np.int64), np.arange(count), count)
     site_file = SiteFile(
         name="auditor",
@@ -77,7 +107,18 @@ def model_features(scenario: Scenario, folder: Path, levels: Grey) -> npt.NDArra
 def unit_gradient(
     scenario: Scenario, folder: Path, start: Array, levels: Grey, label: int
 ) -> Array:
-    """Return the gradient of minus the log likelihood of one record, shape (d,), by plain autograd in float64."""
+    """Return the gradient of minus the log likelihood of one record, by autograd in float64.
+
+    Args:
+        scenario: Whose model it is.
+        folder: For the cache of public features.
+        start: Parameters, shape (d,).
+        levels: Of the record.
+        label: Of the record.
+
+    Returns:
+        Shape (d,).
+    """
     module = build_model(scenario.model, scenario.data.source.task, seed=0).double()
     torch.nn.utils.vector_to_parameters(torch.from_numpy(start), module.parameters())
     features = torch.from_numpy(model_features(scenario, folder, levels[None])).double()
@@ -91,10 +132,25 @@ def unit_gradient(
 def reaching_start(
     scenario: Scenario, folder: Path, generator: np.random.Generator, levels: Grey, label: int
 ) -> Array:
-    """Draw starts until a record's gradient reaches every tensor (hidden units may be silent), else raise UserError."""
+    """Draw starts until a record's gradient reaches every tensor; hidden units may be silent.
+
+    Args:
+        scenario: Whose model it is.
+        folder: For the cache of public features.
+        generator: Draws the starts.
+        levels: Of the record.
+        label: Of the record.
+
+    Returns:
+        Parameters, shape (d,).
+
+    Raises:
+        UserError: If none of ATTEMPTS starts does.
+    """
     for _ in range(ATTEMPTS):
         start = start_vector(scenario.model, scenario.data.source.task, generator)
-        if min(tensor_lengths(unit_gradient(scenario, folder, start, levels, label), scenario)) > 0:
+        gradient = unit_gradient(scenario, folder, start, levels, label)
+        if min(tensor_lengths(gradient, scenario)) > 0:
             return start
     raise UserError(
         "the audit found no start from which gradients reach every layer: is part of the "
@@ -103,9 +159,14 @@ def reaching_start(
 
 
 def clip_norm_for(privacy: AnyPrivacyPlan, length: float) -> float:
-    """Return a C that clips a gradient of the given length.
+    """Return a C that clips a gradient; under global clipping one whose bound lies above it.
 
-    Under global clipping one whose bound lies above it.
+    Args:
+        privacy: Its clipping rule decides.
+        length: Of the gradient, > 0.
+
+    Returns:
+        C > 0.
     """
     assert isinstance(privacy, PrivacyPlan)
     if isinstance(privacy.clipping, GlobalClipping):
@@ -116,42 +177,58 @@ def clip_norm_for(privacy: AnyPrivacyPlan, length: float) -> float:
 def clipped(
     gradient: Array, scenario: Scenario, clip_norm: float, *, spread: bool = False
 ) -> Array:
-    """Clip a unit's gradient, shape (d,), by the scenario's rule.
+    """Clip a unit's gradient by the scenario's rule.
 
-    With `spread`, d zeros follow, by a spread of 0.
+    Args:
+        gradient: Shape (d,).
+        scenario: Whose clipping it is.
+        clip_norm: C > 0.
+        spread: Whether the state has a spread: d zeros then follow, as if it were 0.
+
+    Returns:
+        Shape (d,) or (2 d,).
     """
-    privacy, length = private_settings(scenario), float(np.linalg.norm(gradient))
+    privacy = private_settings(scenario)
+    length = float(np.linalg.norm(gradient))
+    factor: Array | float
     match privacy.clipping:
         case GlobalClipping(bound=bound):
             within = bound * clip_norm / privacy.clip_norm
-            factor: Array | float = clip_norm / within * min(1.0, max(0.0, 2 - length / within))
+            factor = clip_norm / within * min(1.0, max(0.0, 2 - length / within))
         case AutomaticClipping(stability=stability):
             factor = clip_norm / (length + stability)
         case PerLayerClipping():
-            layers = _layers(scenario)
-            count = len(layers) * (2 if spread else 1)
-            parts = np.split(gradient, np.cumsum(layers)[:-1])
-            bound = clip_norm / math.sqrt(count)
-            # A unit may leave a layer alone: a length of 0 stays as it is.
-            lengths = [max(float(np.linalg.norm(each)), bound) for each in parts]
-            factor = np.concatenate(
-                [np.full(len(each), bound / own) for each, own in zip(parts, lengths, strict=True)]
-            )
+            sizes = _layer_sizes(scenario)
+            layers = len(sizes) * (2 if spread else 1)
+            bound = clip_norm / math.sqrt(layers)
+            factors = []
+            for part in np.split(gradient, np.cumsum(sizes)[:-1]):
+                # A unit may not reach a layer: a length of 0 stays as it is.
+                part_length = max(float(np.linalg.norm(part)), bound)
+                factors.append(np.full(len(part), bound / part_length))
+            factor = np.concatenate(factors)
         case _:
             factor = min(1.0, clip_norm / length)
     return np.concatenate([factor * gradient, np.zeros(len(gradient) if spread else 0)])
 
 
 def tensor_lengths(gradient: Array, scenario: Scenario) -> list[float]:
-    """Return the length of the gradient's part for each tensor of the model."""
-    sizes = [
-        math.prod(shape)
-        for shape in model_shapes(scenario.model, scenario.data.source.task).values()
-    ]
+    """Return the length of the gradient's part for each tensor of the model.
+
+    Args:
+        gradient: Shape (d,).
+        scenario: Whose model it is.
+
+    Returns:
+        L2 lengths, in the order of the tensors.
+    """
+    shapes = model_shapes(scenario.model, scenario.data.source.task)
+    sizes = [math.prod(shape) for shape in shapes.values()]
     return [float(np.linalg.norm(part)) for part in np.split(gradient, np.cumsum(sizes)[:-1])]
 
 
-def _layers(scenario: Scenario) -> list[int]:
+def _layer_sizes(scenario: Scenario) -> list[int]:
+    """Return the number of parameters of each layer: weights and biases together."""
     sizes: dict[str, int] = {}
     for name, shape in model_shapes(scenario.model, scenario.data.source.task).items():
         layer = name.rpartition(".")[0]

@@ -1,4 +1,4 @@
-"""The folder of a finished run with a posterior over hospitals, made up: what `update` and `alarm` need beside records.
+"""A made-up finished run with a posterior over hospitals: what `update` and `alarm` need.
 
 It is that of a run of the shipped `quickstart`, one step a round, whatever scenario is audited: its
 model has two classes, as such a posterior must.
@@ -26,12 +26,23 @@ SETTINGS = (
     "privacy.sampling_rate=1.0",
     "hierarchical={}",
 )
-# Units of each hospital that trained, and how far its state and its mean gradient are from 0.
-UNITS, STATE, GRADIENT = 400, 0.1, 4.0
+# Units of each hospital that trained.
+UNITS = 400
+# Standard deviations of its state and its mean gradient.
+STATE = 0.1
+GRADIENT = 4.0
 
 
 def write_made_up_run(folder: Path, generator: np.random.Generator) -> Scenario:
-    """Write scenario, posterior and the sums of hospitals, and return the scenario."""
+    """Write scenario, posterior and the sums of hospitals.
+
+    Args:
+        folder: To be made.
+        generator: Draws the posterior and the gradients.
+
+    Returns:
+        The scenario of the run.
+    """
     from server.checkpoint import BANK_FOLDER
 
     scenario = load_scenario("quickstart", SETTINGS)
@@ -39,7 +50,6 @@ def write_made_up_run(folder: Path, generator: np.random.Generator) -> Scenario:
     write_scenario(scenario, folder / SCENARIO_FILE)
     task = scenario.data.source.task
     shapes = model_shapes(scenario.model, task)
-    nothing = PosteriorSamples(arrays={}, weights=np.zeros(0), temperatures=np.zeros(0))
     state = {
         name: generator.normal(0.0, STATE, (1, *shape)).astype(np.float32)
         for name, shape in shapes.items()
@@ -56,6 +66,7 @@ def write_made_up_run(folder: Path, generator: np.random.Generator) -> Scenario:
     }
     assert all(len(row) == FACTS + 2 * len(vector) for row in sums.values())
     bank = PosteriorBank(folder / BANK_FOLDER)
-    bank.add(HOSPITALS, 1, 0, nothing, sums)
+    no_samples = PosteriorSamples(arrays={}, weights=np.zeros(0), temperatures=np.zeros(0))
+    bank.add(HOSPITALS, 1, 0, no_samples, sums)
     bank.new_entries()
     return scenario

@@ -1,14 +1,13 @@
-"""What leaves a site beside its noised arrays: the same from two sites whose records differ, and only what is declared.
+"""What leaves a site beside its noised arrays is as declared and says nothing of its records.
 
-Two sites have the same site file and other records, more and fewer of them. Every kind of message
-is sent to both.
+Two sites have the same site file and other records, one fewer and one more of them. Every kind of
+message goes to both.
 """
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -46,344 +45,441 @@ FALSE_ALARM = 5e-6
 PART = "replies"
 SHARES = {"test": (0.0, 0.3), "recalibration": (0.3, 0.6), "training": (0.6, 1.0)}
 # Units of each part, declared and held: as far apart as a site's check of its own number allows.
-DECLARED, HELD = 40, {"fewer": 36, "more": 44}
-# So much noise that sums drown in it: what two releases then have in common is no record's.
-NOISE, EPSILON = 1000.0, 1e-3
-ROUNDS, STEPS = 3, 4
-MOST_SHOWN = 3
+DECLARED = 40
+HELD = {"fewer": 36, "more": 44}
+# Sums drown in so much noise: two releases then have no record's contribution in common.
+NOISE = 1000.0
+EPSILON = 1e-3
+ROUNDS = 3
+STEPS = 4
+DESCENT_STEPS = 4
+MOST_DIFFERENCES = 3
+# Fewer numbers are too few for a correlation.
+LEAST_NUMBERS = 3
 REPLIES: dict[str, type[Message]] = {
     "query": SiteCard,
     "train": TrainReply,
     "train.recalibrate": RecalibrateReply,
     "evaluate": EvaluateReply,
 }
+TITLES = {
+    "declared": (
+        "replies hold the declared fields, arrays and metrics, with the declared "
+        "values, and nothing else"
+    ),
+    "records": "what is not noised is the same at a site of other records",
+    "again": "the same request is answered again by the same bits",
+}
+INDEPENDENT_NOISE = (
+    "two sites of one name answer one request with independent noise, if no seed is set"
+)
+
+# Array name -> its shape and type.
+Layouts = dict[str, tuple[tuple[int, ...], str]]
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A message to both sites: its kind, the request (None: a query), the arrays, and the arrays that must come."""
+class Exchange:
+    """A message to both sites and what has to come back.
+
+    Attributes:
+        kind: Of the message, by Flower's name of its handler.
+        request: None for a query.
+        arrays: Sent with the request.
+        layouts: Of the arrays that have to come; none where a refusal may come.
+        public: Whether it goes to sites that let exact sums of test records out.
+    """
 
     kind: str
     request: Message | None
     arrays: Arrays
-    expected: dict[str, tuple[tuple[int, ...], str]]
+    layouts: Layouts
     public: bool = False
 
 
 @dataclass(frozen=True)
-class Pair:
-    """The two sites, which differ in their records alone.
+class SitePair:
+    """Two sites that differ in their records alone.
 
-    `public` lets exact sums of test records out.
+    Attributes:
+        fewer: Holds fewer units than it declares.
+        more: Holds more.
     """
 
-    noised: tuple[canary_site.CanarySite, canary_site.CanarySite]
-    public: tuple[canary_site.CanarySite, canary_site.CanarySite]
+    fewer: canary_site.CanarySite
+    more: canary_site.CanarySite
+
+
+@dataclass(frozen=True)
+class Sites:
+    """The pair of sites, once for each release of evaluations.
+
+    Attributes:
+        noised: Release noised evaluations.
+        public: Let exact sums of test records out.
+    """
+
+    noised: SitePair
+    public: SitePair
+
+
+@dataclass
+class Differences:
+    """What was wrong with replies, in words.
+
+    Attributes:
+        undeclared: What is not as declared.
+        between_sites: What is not noised and differs between the two sites.
+        repeated: What differs where the request is sent again.
+    """
+
+    undeclared: list[str] = field(default_factory=list)
+    between_sites: list[str] = field(default_factory=list)
+    repeated: list[str] = field(default_factory=list)
 
 
 def audit_replies(scenario: Scenario, folder: Path, generator: np.random.Generator) -> list[Check]:
-    """Test that replies hold exactly what is declared, that it is the same at other records, and is answered again.
+    """Test that replies hold what is declared, whatever the records, and come again unchanged.
 
     Sites have no seed, whatever the scenario: so the noise of two, of one name, to one request must
     be independent.
+
+    Args:
+        scenario: Whose plan and model the messages have.
+        folder: To write the sites into.
+        generator: Draws their records and the state that they start from.
+
+    Returns:
+        A check for each kind of difference, and one of the noise.
     """
-    pair = _pair(scenario, folder, generator)
-    wrong: dict[str, list[str]] = {name: [] for name in ("declared", "records", "again")}
-    noise: dict[str, npt.NDArray[np.float64]] = {}
-    for number, asked in enumerate(_messages(scenario, pair, generator)):
-        sites = pair.public if asked.public else pair.noised
-        first, second = (_answer(site, asked) for site in sites)
-        place = f"{asked.kind} {number + 1}"
-        for site, answer in zip(sites, (first, second), strict=True):
-            wrong["declared"] += [
-                f"{place}: {what}" for what in _undeclared(scenario, site, asked, answer)
-            ]
-        wrong["records"] += [f"{place}: {what}" for what in _different(asked, first, second)]
-        wrong["again"] += [
-            f"{place}: {what}" for what in _not_again(asked, first, _answer(sites[0], asked))
-        ]
-        if not asked.public:
-            for name, answer in (("fewer", first), ("more", second)):
-                numbers = _released_numbers(asked, answer)
-                if len(numbers) > 2:
-                    noise[f"{place} of {name} records"] = numbers
-    said = {
-        "declared": (
-            "replies hold the declared fields, arrays and metrics, with the declared "
-            "values, and nothing else"
-        ),
-        "records": "what is not noised is the same at a site of other records",
-        "again": "the same request is answered again by the same bits",
-    }
-    checks = [
-        Check(
-            PART,
-            said[name],
-            float(len(each)),
-            0.0,
-            "at most",
-            "; ".join(each[:MOST_SHOWN]),
-            "one difference",
-        )
-        for name, each in wrong.items()
+    sites = _write_sites(scenario, folder, generator)
+    differences = Differences()
+    findings = []
+    for number, exchange in enumerate(_exchanges(scenario, sites.noised.fewer, generator)):
+        place = f"{exchange.kind} {number + 1}"
+        pair = sites.public if exchange.public else sites.noised
+        fewer = _answer(pair.fewer, exchange)
+        more = _answer(pair.more, exchange)
+        repeated = _answer(pair.fewer, exchange)
+        for site, answer in ((pair.fewer, fewer), (pair.more, more)):
+            undeclared = _undeclared(site, exchange, answer)
+            differences.undeclared += [f"{place}: {words}" for words in undeclared]
+        between_sites = _different(exchange, fewer, more)
+        differences.between_sites += [f"{place}: {words}" for words in between_sites]
+        differences.repeated += [f"{place}: {words}" for words in _changed(fewer, repeated)]
+        if exchange.public:
+            continue
+        noise = {}
+        for name, answer in (("fewer", fewer), ("more", more)):
+            numbers = _released_numbers(exchange, answer)
+            if len(numbers) >= LEAST_NUMBERS:
+                noise[f"{place} of {name} records"] = numbers
+        findings += correlation_tests(noise)
+    return [
+        _difference_check(TITLES["declared"], differences.undeclared),
+        _difference_check(TITLES["records"], differences.between_sites),
+        _difference_check(TITLES["again"], differences.repeated),
+        *verdicts("fresh noise", {INDEPENDENT_NOISE: findings}, FALSE_ALARM),
     ]
-    findings = [each for names in _same_message(noise) for each in correlation_tests(names)]
-    question = {
-        (
-            "two sites of one name answer one request with independent noise, if no seed is set"
-        ): findings
-    }
-    return [*checks, *verdicts("fresh noise", question, FALSE_ALARM)]
 
 
-def _same_message(noise: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    places = {label.rpartition(" of ")[0] for label in noise}
-    for place in sorted(places):
-        yield {
-            label: numbers
-            for label, numbers in noise.items()
-            if label.rpartition(" of ")[0] == place
-        }
+def _difference_check(title: str, differences: list[str]) -> Check:
+    return Check(
+        part=PART,
+        what=title,
+        value=float(len(differences)),
+        limit=0.0,
+        relation="at most",
+        where="; ".join(differences[:MOST_DIFFERENCES]),
+        finds="one difference",
+    )
 
 
-def _pair(scenario: Scenario, folder: Path, generator: np.random.Generator) -> Pair:
+def _write_sites(scenario: Scenario, folder: Path, generator: np.random.Generator) -> Sites:
     unseeded = scenario.model_copy(
         update={"simulation": scenario.simulation.model_copy(update={"insecure_seed": None})}
     )
+    noised = {
+        name: _write_site(
+            folder=folder / name / "site", scenario=unseeded, count=count, generator=generator
+        )
+        for name, count in HELD.items()
+    }
+    public = {name: _publish_evaluations(site) for name, site in noised.items()}
+    return Sites(noised=SitePair(**noised), public=SitePair(**public))
+
+
+def _write_site(
+    folder: Path, scenario: Scenario, count: int, generator: np.random.Generator
+) -> canary_site.CanarySite:
+    """Write a site that holds `count` units of each part, of one random record each."""
     task = scenario.data.source.task
-    delta = min(scenario.privacy.delta, 0.5 / DECLARED / len(SHARES))
-    noised: list[canary_site.CanarySite] = []
-    public: list[canary_site.CanarySite] = []
-    for name, count in HELD.items():
-        parts = canary_site.unit_names(SHARES, count)
-        units = [unit for part in SHARES for unit in parts[part]]
-        levels, _ = synthetic_records(task, generator, len(units))
-        labels = generator.integers(0, task.classes, len(units))
-        policy = canary_site.willing(
+    names = canary_site.unit_names(SHARES, count)
+    units = [unit for part in SHARES for unit in names[part]]
+    levels, _ = synthetic_records(task, generator, len(units))
+    labels = generator.integers(0, task.classes, len(units))
+    return canary_site.write_canary_site(
+        folder,
+        scenario,
+        canary_site.CanaryRecords(task=task, features=levels, labels=labels, units=units),
+        DECLARED,
+        delta=min(scenario.privacy.delta, 0.5 / DECLARED / len(SHARES)),
+        policy=canary_site.willing(
             evaluation_release="noised", min_evaluation_noise_multiplier=0.1
-        )
-        split = Split(test_fraction=0.3, recalibration_fraction=0.3, key=canary_site.KEY)
-        records = canary_site.CanaryRecords(task, levels, labels, units)
-        site = canary_site.write_canary_site(
-            folder / name / "site",
-            unseeded,
-            records,
-            DECLARED,
-            delta=delta,
-            policy=policy,
-            split=split,
-        )
-        noised.append(site)
-        open_policy = site.file.policy.model_copy(update={"evaluation_release": "public"})
-        file = site.file.model_copy(update={"policy": open_policy})
-        path = site.path.with_name("public.toml")
-        write_site_file(file, path)
-        public.append(canary_site.CanarySite(path, file))
-    return Pair((noised[0], noised[1]), (public[0], public[1]))
+        ),
+        split=Split(test_fraction=0.3, recalibration_fraction=0.3, key=canary_site.KEY),
+    )
 
 
-def _messages(scenario: Scenario, pair: Pair, generator: np.random.Generator) -> list[Asked]:
-    site = pair.noised[0]
-    task, model = site.task, scenario.model
-    shapes = model_shapes(model, task)
-    plan = own_plan(scenario)
-    assert isinstance(plan.privacy, PrivacyPlan)
+def _publish_evaluations(site: canary_site.CanarySite) -> canary_site.CanarySite:
+    """Write a second file of a site, which lets exact sums of test records out."""
+    policy = site.file.policy.model_copy(update={"evaluation_release": "public"})
+    file = site.file.model_copy(update={"policy": policy})
+    path = site.path.with_name("public.toml")
+    write_site_file(file, path)
+    return canary_site.CanarySite(path, file)
+
+
+def _exchanges(
+    scenario: Scenario, site: canary_site.CanarySite, generator: np.random.Generator
+) -> list[Exchange]:
+    """List a message of every kind, with every form of its request."""
     assert site.file.ledger is not None
     delta = site.file.ledger.delta
-    rate = min(0.5, plan.privacy.sampling_rate)
+    parameters = _random_parameters(scenario, generator)
+    return [
+        Exchange(kind="query", request=None, arrays={}, layouts={}),
+        *_training_exchanges(scenario, parameters, delta),
+        *_posterior_exchanges(scenario, parameters, delta),
+    ]
+
+
+def _random_parameters(scenario: Scenario, generator: np.random.Generator) -> Arrays:
+    task = scenario.data.source.task
+    shapes = model_shapes(scenario.model, task)
+    vector = start_vector(scenario.model, task, generator).astype(np.float32)
+    ends = np.cumsum([int(np.prod(shape)) for shape in shapes.values()])
+    tensors = np.split(vector, ends[:-1])
+    return {
+        name: tensor.reshape(shape)
+        for (name, shape), tensor in zip(shapes.items(), tensors, strict=True)
+    }
+
+
+def _training_exchanges(scenario: Scenario, parameters: Arrays, delta: float) -> list[Exchange]:
+    """Ask for stretches of the first chain, drowned in noise."""
+    plan = own_plan(scenario)
+    assert isinstance(plan.privacy, PrivacyPlan)
     drowned = loud_plan(
         plan,
         clip_norm=plan.privacy.noise_unit,
-        sampling_rate=rate,
+        sampling_rate=min(0.5, plan.privacy.sampling_rate),
         noise_multiplier=NOISE,
         move=1e-6,
         rounds=ROUNDS,
         steps_per_round=STEPS,
     )
-    drowned = drowned.model_copy(
-        update={"privacy": drowned.privacy.model_copy(update={"delta": delta})}
-    )
-    vector = start_vector(model, task, generator).astype(np.float32)
-    parts = np.split(vector, np.cumsum([int(np.prod(shape)) for shape in shapes.values()])[:-1])
-    parameters = {
-        name: part.reshape(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)
-    }
+    privacy = drowned.privacy.model_copy(update={"delta": delta})
+    drowned = drowned.model_copy(update={"privacy": privacy})
     state = {
-        f"{vector_name}/{name}": array if vector_name == "parameters" else np.zeros_like(array)
-        for vector_name in plan.sampler.state_vectors
+        f"{vector}/{name}": array if vector == "parameters" else np.zeros_like(array)
+        for vector in plan.sampler.state_vectors
         for name, array in parameters.items()
     }
-    messages = [Asked("query", None, {}, {})]
-    per_chain = drowned.chain_steps
-    for number in range(min(ROUNDS, per_chain // STEPS)):
-        request = TrainRequest(
-            run=f"{7:032x}",
-            round=number + 1,
-            task=task,
-            model=model,
-            plan=drowned,
-            first_step=number * STEPS,
-            steps=STEPS,
-            start=arrays_digest(state),
-        )
-        last = {f"last/{name}": (array.shape, "float32") for name, array in state.items()}
-        samples = {
-            f"samples/{name}": ((STEPS, *shape), "float32") for name, shape in shapes.items()
-        }
-        messages.append(Asked("train", request, prefixed("start", state), last | samples))
-    posterior = prefixed("posterior", {name: array[None] for name, array in parameters.items()})
-    whose: dict[str, Any] = {
-        "run": f"{8:032x}",
-        "round": 1,
-        "task": task,
-        "model": model,
-        "arrays": arrays_digest(posterior),
+    last: Layouts = {f"last/{name}": (array.shape, "float32") for name, array in state.items()}
+    samples: Layouts = {
+        f"samples/{name}": ((STEPS, *array.shape), "float32") for name, array in parameters.items()
     }
-    counting = config.CountingPlan(epsilon=EPSILON, delta=delta, adjacency=plan.privacy.adjacency)
-    counted = RecalibrateRequest(**whose, weights=(1.0,), plan=counting, first_step=0, steps=1)
-    table: dict[str, tuple[tuple[int, ...], str]] = {
-        "noised": ((config.ISOTONIC_BINS, 3), "float64")
-    }
-    messages.append(Asked("train.recalibrate", counted, posterior, table))
-    messages.append(Asked("train.recalibrate", _descent(whose, scenario, delta), posterior, {}))
-    evaluation: dict[str, Any] = {"predictors": {"posterior": (1.0,)}, "delta": delta}
-    noised = EvaluateRequest(**whose, **evaluation, noise_multiplier=NOISE)
-    messages.append(
-        Asked(
-            "evaluate",
-            noised,
-            posterior,
-            {f"posterior/{name}": each for name, each in table.items()},
+    return [
+        Exchange(
+            kind="train",
+            request=TrainRequest(
+                run=f"{7:032x}",
+                round=number + 1,
+                task=scenario.data.source.task,
+                model=scenario.model,
+                plan=drowned,
+                first_step=number * STEPS,
+                steps=STEPS,
+                start=arrays_digest(state),
+            ),
+            arrays=prefixed("start", state),
+            layouts=last | samples,
         )
-    )
-    tables = {
-        name: (array.shape, array.dtype.name)
-        for name, array in to_arrays(empty(task.classes)).items()
-    }
-    exact = EvaluateRequest(**(whose | {"run": f"{9:032x}"}), **evaluation)
-    expected = {f"posterior/{name}": each for name, each in tables.items()}
-    messages.append(Asked("evaluate", exact, posterior, expected, public=True))
-    messages.append(
-        Asked(
-            "evaluate",
-            noised.model_copy(update={"delta": delta / 2, "run": f"{10:032x}"}),
-            posterior,
-            {},
-        )
-    )
-    return messages
+        for number in range(min(ROUNDS, drowned.chain_steps // STEPS))
+    ]
 
 
-def _descent(whose: dict[str, Any], scenario: Scenario, delta: float) -> RecalibrateRequest:
+def _posterior_exchanges(scenario: Scenario, parameters: Arrays, delta: float) -> list[Exchange]:
+    """Ask for both recalibrations, both evaluations, and a noised one at another delta."""
     task = scenario.data.source.task
-    count = config.parameter_count("vector", task.classes)
-    plan = config.RecalibrationPlan(
+    adjacency = scenario.privacy.adjacency
+    posterior = prefixed("posterior", {name: array[None] for name, array in parameters.items()})
+    counting = RecalibrateRequest(
+        run=f"{8:032x}",
+        round=1,
+        task=task,
+        model=scenario.model,
+        arrays=arrays_digest(posterior),
+        weights=(1.0,),
+        plan=config.CountingPlan(epsilon=EPSILON, delta=delta, adjacency=adjacency),
+        first_step=0,
+        steps=1,
+    )
+    descent_plan = config.RecalibrationPlan(
         method="vector",
         epsilon=EPSILON,
         delta=delta,
-        adjacency=scenario.privacy.adjacency,
+        adjacency=adjacency,
         clip_norm=1.0,
-        steps=4,
+        steps=DESCENT_STEPS,
         rounds=1,
         step_size=1e-6,
     )
-    run = whose | {"run": f"{11:032x}"}
-    return RecalibrateRequest(
-        **run, weights=(1.0,), plan=plan, first_step=0, steps=4, start=(0.0,) * count
+    descent = RecalibrateRequest(
+        run=f"{11:032x}",
+        round=1,
+        task=task,
+        model=scenario.model,
+        arrays=arrays_digest(posterior),
+        weights=(1.0,),
+        plan=descent_plan,
+        first_step=0,
+        steps=DESCENT_STEPS,
+        start=(0.0,) * config.parameter_count("vector", task.classes),
     )
+    exact = EvaluateRequest(
+        run=f"{9:032x}",
+        round=1,
+        task=task,
+        model=scenario.model,
+        arrays=arrays_digest(posterior),
+        predictors={"posterior": (1.0,)},
+        delta=delta,
+    )
+    noised = exact.model_copy(update={"run": f"{8:032x}", "noise_multiplier": NOISE})
+    other_delta = noised.model_copy(update={"run": f"{10:032x}", "delta": delta / 2})
+    table = ((config.ISOTONIC_BINS, 3), "float64")
+    exact_layouts: Layouts = {
+        f"posterior/{name}": (array.shape, array.dtype.name)
+        for name, array in to_arrays(empty(task.classes)).items()
+    }
+    return [
+        Exchange("train.recalibrate", counting, arrays=posterior, layouts={"noised": table}),
+        Exchange("train.recalibrate", descent, arrays=posterior, layouts={}),
+        Exchange("evaluate", noised, arrays=posterior, layouts={"posterior/noised": table}),
+        Exchange("evaluate", exact, arrays=posterior, layouts=exact_layouts, public=True),
+        Exchange("evaluate", other_delta, arrays=posterior, layouts={}),
+    ]
 
 
-def _answer(site: canary_site.CanarySite, asked: Asked) -> FlowerMessage:
-    return canary_site.answer_of(site.path, asked.kind, asked.request, asked.arrays)
+def _answer(site: canary_site.CanarySite, exchange: Exchange) -> FlowerMessage:
+    return canary_site.answer_of(site.path, exchange.kind, exchange.request, exchange.arrays)
+
+
+def _config(answer: FlowerMessage) -> ConfigRecord:
+    return answer.content.config_records.get("config", ConfigRecord())
+
+
+def _arrays(answer: FlowerMessage) -> ArrayRecord:
+    return answer.content.array_records.get("arrays", ArrayRecord())
+
+
+def _metrics(answer: FlowerMessage) -> dict[str, object]:
+    return dict(answer.content.metric_records.get("metrics", MetricRecord()))
 
 
 def _header(answer: FlowerMessage) -> str:
-    config_record: dict[str, Any] = dict(
-        answer.content.config_records.get("config", ConfigRecord())
-    )
-    return str(config_record.get("record", config_record.get("refusal", "")))
+    record = _config(answer)
+    return str(record.get("record", record.get("refusal", "")))
 
 
-def _flat(value: object, prefix: str = "") -> dict[str, object]:
-    """Write a header as field -> value.
-
-    Of nested ones only the privacy statement is taken apart.
-    """
-    assert isinstance(value, dict)
-    found: dict[str, object] = {}
-    for key, each in value.items():
-        found |= (
-            _flat(each, f"{key}.")
-            if key == "privacy" and isinstance(each, dict)
-            else {f"{prefix}{key}": each}
-        )
-    return found
+def _fields(answer: FlowerMessage) -> dict[str, object]:
+    """Read a header as field -> value; of nested ones only the privacy statement is taken apart."""
+    header: dict[str, object] = json.loads(_header(answer))
+    fields: dict[str, object] = {}
+    for name, value in header.items():
+        if name == "privacy" and isinstance(value, dict):
+            fields |= {f"privacy.{key}": entry for key, entry in value.items()}
+        else:
+            fields[name] = value
+    return fields
 
 
 def _undeclared(
-    scenario: Scenario, site: canary_site.CanarySite, asked: Asked, answer: FlowerMessage
+    site: canary_site.CanarySite, exchange: Exchange, answer: FlowerMessage
 ) -> Iterator[str]:
-    """Name each part of an answer that is not declared, is missing, or does not have the declared value."""
-    content = answer.content
-    refused = "refusal" in content.config_records.get("config", ConfigRecord())
-    parts = (
-        {"config"}
-        | ({"arrays"} if asked.expected else set())
-        | ({"metrics"} if asked.kind == "train" else set())
-    )
-    if refused:
-        parts = {"config"}
-    if set(content) != parts:
-        yield f"its parts are {sorted(content)}"
-    keys = list(content.config_records.get("config", ConfigRecord()))
+    """Name each part of an answer that is undeclared, is missing or has another value."""
+    refused = "refusal" in _config(answer)
+    parts = {"config"}
+    if exchange.layouts and not refused:
+        parts.add("arrays")
+    if exchange.kind == "train" and not refused:
+        parts.add("metrics")
+    if set(answer.content) != parts:
+        yield f"its parts are {sorted(answer.content)}"
+    keys = list(_config(answer))
     if keys not in (["record"], ["refusal"]):
         yield f"its config holds {keys}"
-    yield from _odd_envelope(asked, answer)
+    yield from _odd_envelope(exchange, answer)
     if refused:
         if set(json.loads(_header(answer))) != {"code", "field"}:
             yield "a refusal holds more than code and field"
         return
+    yield from _odd_header(site, exchange, answer)
+    yield from _odd_arrays(exchange, answer)
+    yield from _odd_metrics(site, exchange, answer)
+
+
+def _odd_envelope(exchange: Exchange, answer: FlowerMessage) -> Iterator[str]:
+    envelope = answer.metadata
+    addressed = (envelope.message_type, envelope.reply_to_message_id, envelope.group_id)
+    if addressed != (exchange.kind, "audit", "1"):
+        yield f"its envelope says {envelope.message_type!r}, {envelope.group_id!r}"
+
+
+def _odd_header(
+    site: canary_site.CanarySite, exchange: Exchange, answer: FlowerMessage
+) -> Iterator[str]:
     text = _header(answer)
-    fields = _flat(json.loads(text))
+    fields = _fields(answer)
     try:
-        if write_header(read_header(REPLIES[asked.kind], text)) != text:
+        if write_header(read_header(REPLIES[exchange.kind], text)) != text:
             yield "its header is not written as such headers are"
     except ValueError as error:
         yield f"its header is refused: {outside_text(str(error))}"
-    listed = declared.HEADERS[asked.kind]
-    if odd := [
+    undeclared = [
         name
         for name in fields
-        if name not in listed and not (name == "privacy" and fields[name] is None)
-    ]:
-        yield f"undeclared fields {odd}"
-    expected = _expected_values(site, asked)
-    yield from (
-        f"{name} is {fields.get(name)!r}"
-        for name, value in expected.items()
-        if fields.get(name) != value
-    )
-    arrays = content.array_records.get("arrays", ArrayRecord())
-    if {name: (tuple(each.shape), each.dtype) for name, each in arrays.items()} != asked.expected:
+        if name not in declared.HEADERS[exchange.kind]
+        # A reply that cost nothing has no statement to take apart.
+        and not (name == "privacy" and fields[name] is None)
+    ]
+    if undeclared:
+        yield f"undeclared fields {undeclared}"
+    for name, value in _expected_fields(site, exchange).items():
+        if fields.get(name) != value:
+            yield f"{name} is {fields.get(name)!r}"
+
+
+def _odd_arrays(exchange: Exchange, answer: FlowerMessage) -> Iterator[str]:
+    arrays = _arrays(answer)
+    layouts = {name: (tuple(array.shape), array.dtype) for name, array in arrays.items()}
+    if layouts != exchange.layouts:
         yield f"its arrays are {list(arrays)}"
-    elif list(arrays) != list(asked.expected):
+    elif list(arrays) != list(exchange.layouts):
         yield "its arrays are in another order"
-    for name, each in arrays.items():
-        if each.data != SentArray(np.ascontiguousarray(each.numpy())).data:
+    for name, array in arrays.items():
+        if array.data != SentArray(np.ascontiguousarray(array.numpy())).data:
             yield f"array {name} is not written as numpy writes it"
-    yield from _odd_metrics(site, asked, answer, fields)
 
 
-def _odd_envelope(asked: Asked, answer: FlowerMessage) -> Iterator[str]:
-    sent = answer.metadata
-    if (sent.message_type, sent.reply_to_message_id, sent.group_id) != (asked.kind, "audit", "1"):
-        yield f"its envelope says {sent.message_type!r}, {sent.group_id!r}"
-
-
-def _expected_values(site: canary_site.CanarySite, asked: Asked) -> dict[str, object]:
+def _expected_fields(site: canary_site.CanarySite, exchange: Exchange) -> dict[str, object]:
+    """Return the fields that follow from the request and the site file."""
     file = site.file
-    assert file.ledger is not None
-    if asked.request is None:
+    ledger = file.ledger
+    assert ledger is not None
+    if exchange.request is None:
         return {
             "name": file.name,
             "role": file.role,
@@ -391,15 +487,14 @@ def _expected_values(site: canary_site.CanarySite, asked: Asked) -> dict[str, ob
             "seeded": False,
             "shift": "",
         }
-    request = asked.request
+    request = exchange.request
     assert isinstance(request, TrainRequest | RecalibrateRequest | EvaluateRequest)
     expected: dict[str, object] = {
         "run": request.run,
         "round": request.round,
         "request": request_digest(request),
     }
-    if not asked.public:
-        ledger = file.ledger
+    if not exchange.public:
         expected |= {
             "privacy.cohort": ledger.cohort,
             "privacy.delta": ledger.delta,
@@ -418,57 +513,57 @@ def _expected_values(site: canary_site.CanarySite, asked: Asked) -> dict[str, ob
 
 
 def _odd_metrics(
-    site: canary_site.CanarySite, asked: Asked, answer: FlowerMessage, fields: dict[str, object]
+    site: canary_site.CanarySite, exchange: Exchange, answer: FlowerMessage
 ) -> Iterator[str]:
-    if not isinstance(asked.request, TrainRequest):
+    request = exchange.request
+    if not isinstance(request, TrainRequest):
         return
-    request = asked.request
-    metrics = dict(answer.content.metric_records.get("metrics", MetricRecord()))
-    stretch = planned_stretch(request.plan, site.file.units, request.first_step, request.steps)
+    metrics = _metrics(answer)
+    stretch = planned_stretch(
+        plan=request.plan,
+        units=site.file.units,
+        first_step=request.first_step,
+        steps=request.steps,
+    )
     expected = {
         "units": site.file.units,
         "steps": request.steps,
-        "epsilon": fields.get("privacy.epsilon"),
+        "epsilon": _fields(answer).get("privacy.epsilon"),
         "temperature": stretch.temperature,
     }
     if list(metrics) != list(declared.METRICS):
         yield f"its metrics are {list(metrics)}"
-    yield from (
-        f"metric {name} is {metrics.get(name)!r}"
-        for name, value in expected.items()
-        if metrics.get(name) != value
-    )
+    for name, value in expected.items():
+        if metrics.get(name) != value:
+            yield f"metric {name} is {metrics.get(name)!r}"
 
 
-def _different(asked: Asked, first: FlowerMessage, second: FlowerMessage) -> Iterator[str]:
-    """Name each field that is not noised, or public by declaration, and differs between the two sites."""
-    one, other = (json.loads(_header(answer)) for answer in (first, second))
-    one, other = _flat(one), _flat(other)
-    listed = declared.HEADERS[asked.kind]
-    for name in sorted({*one, *other}):
-        origin = listed[name].origin if name in listed else "undeclared"
+def _different(exchange: Exchange, fewer: FlowerMessage, more: FlowerMessage) -> Iterator[str]:
+    """Name each field, neither noised nor declared public, that differs between two sites."""
+    fields_of_fewer = _fields(fewer)
+    fields_of_more = _fields(more)
+    headers = declared.HEADERS[exchange.kind]
+    for name in sorted({*fields_of_fewer, *fields_of_more}):
+        origin = headers[name].origin if name in headers else "undeclared"
         if origin in ("noised", "public", "head"):
             continue
+        first = fields_of_fewer.get(name)
+        second = fields_of_more.get(name)
         if origin == "machine":
-            differs = _without_speed(one.get(name)) != _without_speed(other.get(name))
-        else:
-            differs = one.get(name) != other.get(name)
-        if differs:
-            yield f"{name} is {one.get(name)!r} and {other.get(name)!r}"
-    for kind in ("metric_records", "config_records"):
-        held = [getattr(answer.content, kind) for answer in (first, second)]
-        if sorted(held[0]) != sorted(held[1]):
-            yield f"one has other {kind}"
-    metrics = [
-        dict(answer.content.metric_records.get("metrics", MetricRecord()))
-        for answer in (first, second)
-    ]
-    if metrics[0] != metrics[1]:
-        yield f"metrics are {metrics[0]} and {metrics[1]}"
+            first = _without_speed(first)
+            second = _without_speed(second)
+        if first != second:
+            yield (f"{name} is {fields_of_fewer.get(name)!r} and {fields_of_more.get(name)!r}")
+    if sorted(fewer.content.metric_records) != sorted(more.content.metric_records):
+        yield "one has other metric_records"
+    if sorted(fewer.content.config_records) != sorted(more.content.config_records):
+        yield "one has other config_records"
+    if _metrics(fewer) != _metrics(more):
+        yield f"metrics are {_metrics(fewer)} and {_metrics(more)}"
 
 
 def _without_speed(passes: object) -> object:
-    """Leave out how slow passes are said to be, which was measured."""
+    """Leave out how slow the site says its passes are: that was measured."""
     if not isinstance(passes, dict):
         return passes
     rows = [
@@ -477,30 +572,33 @@ def _without_speed(passes: object) -> object:
     return passes | {"passes": rows}
 
 
-def _not_again(asked: Asked, first: FlowerMessage, again: FlowerMessage) -> Iterator[str]:
-    before, after = (_flat(json.loads(_header(answer))) for answer in (first, again))
-    if before | {"ledger_head": ""} != after | {"ledger_head": ""}:
+def _changed(answer: FlowerMessage, repeated: FlowerMessage) -> Iterator[str]:
+    """Name what differs between two answers of one site to one request."""
+    # The ledger's head moves on with every answer.
+    without_head = {"ledger_head": ""}
+    if _fields(answer) | without_head != _fields(repeated) | without_head:
         yield "its header differs"
-    arrays = [
-        answer.content.array_records.get("arrays", ArrayRecord()) for answer in (first, again)
-    ]
-    if {name: each.data for name, each in arrays[0].items()} != {
-        name: each.data for name, each in arrays[1].items()
-    }:
+    first = {name: array.data for name, array in _arrays(answer).items()}
+    second = {name: array.data for name, array in _arrays(repeated).items()}
+    if first != second:
         yield "its arrays differ"
 
 
-def _released_numbers(asked: Asked, answer: FlowerMessage) -> npt.NDArray[np.float64]:
-    """Return the noised numbers of an answer in one vector: of a state what is linear in them, less what was sent."""
-    header = json.loads(_header(answer))
+def _released_numbers(exchange: Exchange, answer: FlowerMessage) -> npt.NDArray[np.float64]:
+    """Return the noised numbers of an answer in one vector.
+
+    Of a state these are the vectors that are linear in the noise, less what was sent.
+    """
     linear: tuple[str, ...] = ("last/parameters/", "last/spread/")
-    if isinstance(asked.request, TrainRequest) and asked.request.plan.sampler.rescales:
+    request = exchange.request
+    if isinstance(request, TrainRequest) and request.plan.sampler.rescales:
         linear = ("last/first_moment/",)
+    header = json.loads(_header(answer))
     vectors: list[npt.NDArray] = [np.array(header.get("parameters") or ())]
-    for name, each in answer.content.array_records.get("arrays", ArrayRecord()).items():
-        start = asked.arrays.get(f"start/{name.removeprefix('last/')}")
+    for name, array in _arrays(answer).items():
+        start = exchange.arrays.get(f"start/{name.removeprefix('last/')}")
         if start is not None and name.startswith(linear):
-            vectors.append((each.numpy().astype(np.float64) - start).ravel())
+            vectors.append((array.numpy().astype(np.float64) - start).ravel())
         elif not name.startswith(("samples/", "last/")):
-            vectors.append(each.numpy().astype(np.float64).ravel())
+            vectors.append(array.numpy().astype(np.float64).ravel())
     return np.concatenate(vectors)

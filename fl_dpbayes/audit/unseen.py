@@ -60,21 +60,31 @@ MOMENTS = (
     "the last bits of what a released state holds beside the vector that sums are read "
     "from: momentum, or moments"
 )
-RESCALED = "steps of one request apart, and the last bits of states: a state of this sampler does not show them"
+RESCALED = (
+    "steps of one request apart, and the last bits of states: "
+    "a state of this sampler does not show them"
+)
 
 
 def not_looked_at(scenario: Scenario) -> list[str]:
-    """List what an audit of the scenario says nothing about, one sentence for each."""
+    """List what an audit of the scenario says nothing about.
+
+    Args:
+        scenario: That is audited.
+
+    Returns:
+        One sentence for each subject.
+    """
     chains = scenario.training.chains
-    left = list(ALWAYS.values())
+    sentences = list(ALWAYS.values())
     if chains > MOST_CHAINS:
-        left.append(f"all but {MOST_CHAINS} of {chains} chains")
+        sentences.append(f"all but {MOST_CHAINS} of {chains} chains")
     if private_settings(scenario).pre_noise > 0:
-        left.append(PRE_NOISE)
+        sentences.append(PRE_NOISE)
     if scenario.sampler.draws_samples:
-        left.append(DRAWN)
+        sentences.append(DRAWN)
     if scenario.sampler.moments:
-        left.append(MOMENTS)
+        sentences.append(MOMENTS)
     if scenario.sampler.rescales:
-        left.append(RESCALED)
-    return left
+        sentences.append(RESCALED)
+    return sentences

@@ -11,7 +11,13 @@ import pandas
 
 from fl_dpbayes.config import BuiltIn, HuggingFace, ImageFolder, Radiographs, Table, Task
 from fl_dpbayes.data.sources.images import IMAGE_SUFFIXES, image_pixels
-from fl_dpbayes.data.sources.table import BadRowsError, features_of, labels_of, read_table, row_place
+from fl_dpbayes.data.sources.table import (
+    BadRowsError,
+    features_of,
+    labels_of,
+    read_table,
+    row_place,
+)
 from fl_dpbayes.errors import UserError
 
 NewData: TypeAlias = Path | str | pandas.DataFrame | npt.NDArray

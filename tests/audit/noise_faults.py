@@ -1,4 +1,4 @@
-"""Faults of the noise of one step, and of what replies hold beside it, to be planted into the path that sites run."""
+"""Faults of one step's noise and of what replies hold beside it, to be planted into sites' path."""
 
 import dataclasses
 import math

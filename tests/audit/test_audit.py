@@ -13,7 +13,7 @@ from fl_dpbayes.audit.audit import audit_scenario
 from fl_dpbayes.audit.canaries import audit_canaries
 from fl_dpbayes.audit.counts import audit_counts
 from fl_dpbayes.audit.noise import UNITS, audit_noise, still_plan
-from fl_dpbayes.audit.one_unit import audit_alone
+from fl_dpbayes.audit.one_unit import audit_one_unit
 from fl_dpbayes.audit.reading import own_plan
 from fl_dpbayes.audit.sums import audit_sums
 from fl_dpbayes.config.scenario import Scenario, load_scenario, shipped_scenarios
@@ -108,7 +108,7 @@ OTHERS = {
 @pytest.mark.parametrize("other", OTHERS)
 def test_other_models_and_clipping_rules_pass(other: str, tmp_path: Path) -> None:
     # Counts read a posterior of the auditor's: no clipping enters them.
-    for detector in (audit_sums, audit_alone, audit_counts)[: 3 if CNN in OTHERS[other] else 2]:
+    for detector in (audit_sums, audit_one_unit, audit_counts)[: 3 if CNN in OTHERS[other] else 2]:
         checks = detector(
             small(*OTHERS[other]), tmp_path / detector.__name__, np.random.default_rng(0)
         )
@@ -158,7 +158,7 @@ def test_long_weakly_private_plan_is_audited_in_part(tmp_path: Path) -> None:
 def test_sizes_keep_delta_below_one_over_n_and_the_declaration_true(
     delta: float, most: int
 ) -> None:
-    planted, units, silent = canaries._sizes(delta, most)
+    planted, units, silent = canaries.canary_sizes(delta, most)
     assert (delta < 1 / units, 2 <= planted <= most) == (True, True)
     spread = 2.5 * math.sqrt(planted)
     assert planted <= 50 or abs(planted / 2 + silent - units) + spread <= 0.2 * (

@@ -25,7 +25,7 @@ import clients.train
 from fl_dpbayes.audit.canaries import audit_canaries
 from fl_dpbayes.audit.counts import audit_counts
 from fl_dpbayes.audit.noise import audit_noise
-from fl_dpbayes.audit.one_unit import audit_alone
+from fl_dpbayes.audit.one_unit import audit_one_unit
 from fl_dpbayes.audit.own_releases import audit_own_releases
 from fl_dpbayes.audit.replies import audit_replies
 from fl_dpbayes.audit.sums import audit_sums
@@ -98,7 +98,7 @@ change_batches = partial(changed, minibatch, "poisson_units")
 
 
 def change_clip(change: Callable[[Callable], Callable]) -> Fault:
-    """Plant it in book-keeping, and let that pass its probe, which would choose the other engine."""
+    """Plant it in book-keeping, whose probe must pass: it would choose the other engine."""
     unprobed = changed(engine, "_agrees_with_autograd", lambda sound: lambda *given: True)
     return lambda patch: [
         plant(patch) for plant in (changed(clipping, "clip_factors", change), unprobed)
@@ -426,7 +426,7 @@ PLAIN = {
     ),
     (noise, "share noise"): ("stream reused between rounds",),
     (noise, "every tensor"): ("bias without noise",),
-    (audit_alone, "at most C"): (
+    (audit_one_unit, "at most C"): (
         "no clipping",
         "clip norm schedule not followed by the noise",
         "clip per record",
@@ -466,7 +466,7 @@ PLANTED: list[tuple] = [
     *(("half the noise", noise, DEVIATION, *CONSTANT, *keys) for keys in OTHER_SAMPLERS.values()),
     ("half the noise", epsilon, "Gaussian trade-off", *CONSTANT, "privacy.sampling_rate=1.0"),
     ("joins too often", audit_sums, RATE, "privacy.sampling_rate=0.05"),
-    ("clip norm for each layer", audit_alone, "at most C", MLP),
+    ("clip norm for each layer", audit_one_unit, "at most C", MLP),
     ("second chain with a hundredth of its noise", noise, DEVIATION, "training.chains=2"),
     *((fault, audit_within, words) for fault, words in WITHIN.items()),
     (
@@ -483,8 +483,8 @@ PLANTED: list[tuple] = [
 QUICK = (
     "half the noise, by noise, sampler.kind=dp-adam",
     "late steps with half their noise, by noise",
-    "clip norm schedule not followed by the noise, by audit_alone",
-    "no clipping, by audit_alone",
+    "clip norm schedule not followed by the noise, by audit_one_unit",
+    "no clipping, by audit_one_unit",
     "isotonic noise forgets its cap, by audit_counts",
 )
 
@@ -531,7 +531,7 @@ def test_sound_path_raises_no_alarm(kind: str, tmp_path: Path) -> None:
     overrides = (*CONSTANT, *OTHER_SAMPLERS[kind]) if kind else ()
     alone = () if kind else (audit_counts, epsilon, audit_own_releases)
     for seed in seeds(1 if kind else 2 * RUNS or 1):
-        for detector in (noise, audit_within, audit_sums, audit_alone, audit_replies, *alone):
+        for detector in (noise, audit_within, audit_sums, audit_one_unit, audit_replies, *alone):
             assert failed(seed, overrides, detector, tmp_path) == ""
 
 

@@ -1,4 +1,4 @@
-"""Whatever a site releases has a part of the audit that looks at it, or stands in the list of what none looks at."""
+"""Each release of a site has a part of the audit that looks at it, or is listed as unseen."""
 
 import ast
 from collections.abc import Iterator
