@@ -47,7 +47,8 @@ AllowCode = Annotated[
     list[str] | None, Option(metavar="PACKAGE.MODULE:FUNCTION", help="Import the model's factory.")
 ]
 Assignments = Annotated[
-    list[str] | None, Option("--set", help="Change a key: privacy.epsilon=2; no value removes it.")
+    list[str] | None,
+    Option("--set", help="Change a key: privacy.epsilon=2; privacy.epsilon= removes it."),
 ]
 Resume = Annotated[
     Path | None, Option(metavar="DIR", help="Go on with the run, or the study, of this folder.")

@@ -1,4 +1,4 @@
-"""MKL's conditional reproducibility: equal rows of a matrix product get equal bits wherever they lie in memory.
+"""MKL's conditional reproducibility: equal rows of a product get equal bits wherever they lie.
 
 Without it MKL chooses its way through a small product by where each row starts, on some makers'
 processors. MKL reads the variable once, at its first product in a process.

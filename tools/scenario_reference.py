@@ -18,7 +18,7 @@ file** describes one site and stays there; in a simulation one is written for ea
 the schema by `python -m tools.scenario_reference`, and a test checks that it is up to date. A key without a default
 must be given. Where a section has a `kind`, `rule` or `method`, that key says which of the tables below applies.
 
-`--set key.sub_key=value` overrides any key of a scenario on the command line; no value removes it."""
+`--set key.sub_key=value` changes a key of a scenario on the command line, and `--set key.sub_key=` removes it."""
 
 
 def _alternatives(schema: dict[str, Any], records: dict[str, Any]) -> list[dict[str, Any]]:

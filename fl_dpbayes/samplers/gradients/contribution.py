@@ -251,7 +251,7 @@ def row_norms(values: Tensor) -> Tensor:
 
 
 def aligned(values: Tensor) -> Tensor:
-    """On a GPU, put zeros behind the last axis, so that each row starts where vectors of entries do.
+    """On a GPU, pad the last axis with zeros, so that each row starts where vectors of entries do.
 
     Torch adds a row up in another order where it starts elsewhere, and then its last bits depend on
     its place.
