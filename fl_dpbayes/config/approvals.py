@@ -1,8 +1,8 @@
-"""What a site's steward has approved, and what waits for a look: a file and a folder beside the site file.
+"""What a site's steward has approved, and what waits for a look.
 
-Both are read at every message, so that an approval holds without a restart. Only `fl-dpbayes site
-approve` writes the file; the folder is written by what meets something unknown, and cannot fill a
-disk.
+The one is a file, the other a folder, beside the site file. Both are read at every message, so that
+an approval holds without a restart. Only `fl-dpbayes site approve` writes the file; the folder is
+written by what meets something unknown, and cannot fill a disk.
 """
 
 import getpass
@@ -23,7 +23,8 @@ from fl_dpbayes.files import Config, replaced, write_atomically
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Kind = Literal["bundles", "plans"]
 SUFFIXES: dict[Kind, str] = {"bundles": ".fab", "plans": ".json"}
-MOST_HELD, MOST_HELD_BYTES = 20, 4 * 2**20
+MOST_HELD = 20
+MOST_HELD_BYTES = 4 * 2**20
 
 
 class Given(Config):
@@ -34,10 +35,13 @@ class Given(Config):
 
 
 class Approvals(Config):
-    """SHA-256 of the app bundles that may run, digests of the plans that may, and of the code that runs them.
+    """What a site's steward has approved.
 
-    `code`: name of installed code -> SHA-256 of its files when a bundle was last approved. `given`:
-    digest of a bundle or plan -> by whom it was approved last.
+    Attributes:
+        bundles: SHA-256 of the app bundles that may run.
+        plans: Digests of the plans that may run.
+        code: Name of installed code -> SHA-256 of its files when a bundle was last approved.
+        given: Digest of a bundle or plan -> by whom it was approved last.
     """
 
     bundles: Annotated[tuple[Digest, ...], Field(max_length=1000)] = ()
@@ -47,12 +51,10 @@ class Approvals(Config):
 
     def described(self, digest: str) -> str:
         """Say by whom and when something was approved, as far as it is known."""
-        given = self.given.get(digest)
-        return (
-            f"by {given.by} on {given.time}"
-            if given is not None
-            else "by nobody that is noted here"
-        )
+        approval = self.given.get(digest)
+        if approval is None:
+            return "by nobody that is noted here"
+        return f"by {approval.by} on {approval.time}"
 
 
 def approvals_file(site_file: Path) -> Path:
@@ -63,12 +65,12 @@ def approvals_file(site_file: Path) -> Path:
 def read_approvals(site_file: Path) -> Approvals:
     """Read a site's approvals; where there is no file, nothing is approved.
 
-    UserError if it is not valid.
+    Raises:
+        UserError: It is not valid.
     """
     path = approvals_file(site_file)
-    return read_record(
-        Approvals, read_toml(path, "approvals") if path.exists() else {}, f"approvals {path}"
-    )
+    content = read_toml(path, "approvals") if path.exists() else {}
+    return read_record(Approvals, content, origin=f"approvals {path}")
 
 
 def approve(
@@ -76,10 +78,18 @@ def approve(
 ) -> None:
     """Add a bundle or plan to a site's approvals, and remove what was held of it.
 
-    `code`: what is installed, name -> digest, which takes the place of what was approved before;
-    None: as it was. Raises UserError if the file is not valid, full, or cannot be written.
+    Args:
+        site_file: Place of the site file.
+        kind: What is approved.
+        digest: Its digest.
+        code: What is installed, name -> digest, which takes the place of what was approved before;
+            None: as it was.
+
+    Raises:
+        UserError: The file is not valid, full, or cannot be written.
     """
-    values, path = read_approvals(site_file).model_dump(mode="json"), approvals_file(site_file)
+    path = approvals_file(site_file)
+    values = read_approvals(site_file).model_dump(mode="json")
     values[kind] = sorted({*values[kind], digest})
     values["given"][digest] = {
         "by": outside_text(_user()),
@@ -87,7 +97,7 @@ def approve(
     }
     if code is not None:
         values["code"] = dict(code)
-    read_record(Approvals, values, f"approvals {path}")
+    read_record(Approvals, values, origin=f"approvals {path}")
     write_atomically(path, tomli_w.dumps(values))
     # Who runs Flower reads it; nobody but who approves writes it.
     path.chmod(0o644)
@@ -98,29 +108,37 @@ def approve(
 def held_folder(site_file: Path, kind: Kind) -> Path:
     """Return where unknown bundles or plans are held: `north.held/bundles` beside `north.toml`.
 
-    A folder each: under process isolation another user writes the one than the other.
+    Each kind has a folder of its own: under process isolation different users write them.
     """
     return site_file.with_suffix(".held") / kind
 
 
 def node_log(site_file: Path) -> Path:
-    """Return the name under which the audit log of decisions on bundles is kept, by the node's user."""
+    """Return where the node's user keeps the audit log of decisions on bundles."""
     return held_folder(site_file, "bundles") / "node"
 
 
 def hold(site_file: Path, kind: Kind, digest: str, content: bytes) -> bool:
-    """Keep what is unknown for the steward's look, if it is small enough and few wait.
-
-    Say whether it is there.
+    """Keep an unknown bundle or plan for the steward's look, if it is small and few wait.
 
     What is held stays: who sends more cannot push it out.
+
+    Args:
+        site_file: Place of the site file.
+        kind: What it is.
+        digest: Its digest.
+        content: Its bytes.
+
+    Returns:
+        Whether it is held now.
     """
     path = held_folder(site_file, kind) / f"{digest}{SUFFIXES[kind]}"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
             return True
-        if len(content) > MOST_HELD_BYTES or sum(1 for _ in held(site_file, kind)) >= MOST_HELD:
+        is_full = len(list(held(site_file, kind))) >= MOST_HELD
+        if is_full or len(content) > MOST_HELD_BYTES:
             return False
         with replaced(path) as partial:
             partial.write_bytes(content)

@@ -1,4 +1,4 @@
-"""The installed code that a site's steward approved with a bundle: whether it is still as it was then.
+"""The installed code that a site's steward approved with a bundle: is it still as it was then?
 
 This shows a change that nobody noticed. It does not stop whoever controls the machine, and may
 change the check too.
@@ -28,29 +28,45 @@ def site_code(site_file: SiteFile) -> list[InstalledCode]:
     register records.
     """
     names = sorted({*site_file.policy.allowed_code, *registered_modules()})
-    beside = [code for name in names if (code := installed_code(name)) is not None]
-    return [installed_package(), *beside]
+    allowed = [installed_code(name) for name in names]
+    return [installed_package(), *(code for code in allowed if code is not None)]
 
 
 def approve_bundle(site_file: SiteFile, path: Path, digest: str) -> None:
-    """Approve a bundle, and with it the code that is installed now; UserError as `approve`.
+    """Approve a bundle, and with it the code that is installed now.
 
-    `path`: of the site file.
+    Args:
+        site_file: The site's settings.
+        path: Place of the site file.
+        digest: SHA-256 of the bundle.
+
+    Raises:
+        UserError: The approvals are not valid, full, or cannot be written.
     """
-    approve(path, "bundles", digest, {code.name: code.digest for code in site_code(site_file)})
+    code = {code.name: code.digest for code in site_code(site_file)}
+    approve(path, kind="bundles", digest=digest, code=code)
 
 
 def asks_for_approval(site_file: SiteFile, path: Path) -> bool:
-    """Say whether a site runs approved code only: where it has a connection, or code was ever approved."""
+    """Return whether a site runs approved code only.
+
+    It does where it has a connection, or where code was ever approved.
+    """
     return site_file.connection is not None or bool(read_approvals(path).code)
 
 
 def unapproved_code(site_file: SiteFile, path: Path) -> list[str]:
     """Say which installed code is not as it was approved, a line for each.
 
-    None where no approval is asked for.
+    Args:
+        site_file: The site's settings.
+        path: Place of the site file.
 
-    `path`: of the site file. Raises UserError if the approvals cannot be read.
+    Returns:
+        The lines; none where no approval is needed.
+
+    Raises:
+        UserError: The approvals cannot be read.
     """
     if not asks_for_approval(site_file, path):
         return []
@@ -68,7 +84,7 @@ def unapproved_code(site_file: SiteFile, path: Path) -> list[str]:
 
 
 def _taken_from_elsewhere() -> list[str]:
-    """Say which of this package's modules Python took from another folder, as one that PYTHONPATH names."""
+    """Say which of this package's modules Python took from elsewhere, as from PYTHONPATH."""
     lines = []
     for name in PACKAGE_FOLDERS:
         if name in sys.modules:

@@ -1,4 +1,7 @@
-"""The library of images, torchvision, which a hospital installs only where it has images or frozen bodies."""
+"""The library of images, torchvision.
+
+A hospital installs it only where it has images or frozen bodies.
+"""
 
 from fl_dpbayes.errors import UserError
 
@@ -8,7 +11,11 @@ class NotInstalledError(UserError, ImportError):
 
 
 def require_torchvision() -> None:
-    """Raise NotInstalledError, with what to install, if torchvision cannot be imported."""
+    """Check that torchvision can be imported.
+
+    Raises:
+        NotInstalledError: It cannot; the error says what to install.
+    """
     try:
         import torchvision  # noqa: F401
     except ImportError as error:
@@ -16,8 +23,8 @@ def require_torchvision() -> None:
             "install it as hospital-images.txt of the wheelhouse lists it, or  pip "
             "install torchvision"
         )
-        said = (
+        problem = (
             "images and frozen bodies need torchvision, which cannot be imported "
             f"({str(error)[:200]})"
         )
-        raise NotInstalledError(f"{said}: {remedy}") from None
+        raise NotInstalledError(f"{problem}: {remedy}") from None

@@ -1,4 +1,7 @@
-"""Installed code that a run uses: records that other packages register, and which files a name of code stands for."""
+"""Installed code that a run uses.
+
+These are the records that other packages register, and the files that a name of code stands for.
+"""
 
 import hashlib
 import re
@@ -6,6 +9,7 @@ import sys
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from importlib.metadata import (
+    EntryPoint,
     PackageNotFoundError,
     distribution,
     entry_points,
@@ -23,7 +27,9 @@ from fl_dpbayes.config.names import OutsideText
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.files import KEPT, Config, files_below
 
-SAMPLERS, RULES, SOURCES = "fl_dpbayes.samplers", "fl_dpbayes.rules", "fl_dpbayes.sources"
+SAMPLERS = "fl_dpbayes.samplers"
+RULES = "fl_dpbayes.rules"
+SOURCES = "fl_dpbayes.sources"
 PACKAGE = "fl-dpbayes"
 PACKAGE_FOLDERS = ("fl_dpbayes", "clients", "server")
 # Kind of a registered record -> the module that implements it.
@@ -33,7 +39,11 @@ _modules: dict[str, str] = {}
 class InstalledCode(Config):
     """What a name of code, a factory or a registered sampler's kind, stands for on a machine.
 
-    `digest`: SHA-256 over all files of its distribution's packages, by their paths in order.
+    Attributes:
+        name: The factory, or the kind.
+        distribution: Name of the distribution that installed it; empty where there is none.
+        version: Version of the distribution.
+        digest: SHA-256 over all files of its distribution's packages, by their paths in order.
     """
 
     name: OutsideText
@@ -51,17 +61,19 @@ class InstalledCode(Config):
 def installed_code(name: str) -> InstalledCode | None:
     """Find the code that a name stands for here, importing nothing of it.
 
-    None where it is not installed.
+    Returns:
+        The code; None where it is not installed.
     """
     top = _modules.get(name, name).partition(":")[0].partition(".")[0]
     places = _places(top)
     if not places:
         return None
     owner = next(iter(_owners().get(top, ())), "")
-    beside = sorted(
+    other_modules = sorted(
         module for module, owners in _owners().items() if owner in owners and module != top
     )
-    places += tuple(place for module in beside for place in _places(module))
+    for module in other_modules:
+        places += _places(module)
     version = distribution(owner).version if owner else ""
     return InstalledCode(
         name=name, distribution=owner, version=version, digest=files_digest(places)
@@ -69,7 +81,10 @@ def installed_code(name: str) -> InstalledCode | None:
 
 
 def installed_package() -> InstalledCode:
-    """Find this package with its two apps, where they are imported from: an editable install's are a checkout's."""
+    """Find this package with its two apps, where they are imported from.
+
+    Those of an editable install are a checkout's.
+    """
     places = tuple(HOME / folder for folder in PACKAGE_FOLDERS)
     try:
         version = distribution(PACKAGE).version
@@ -82,7 +97,7 @@ def installed_package() -> InstalledCode:
 
 @lru_cache(maxsize=1)
 def registered_modules() -> tuple[str, ...]:
-    """Name the modules of other packages that are imported for the records that they register here."""
+    """Return the modules of other packages that are imported for the records they register."""
     points = [point for group in (SAMPLERS, RULES, SOURCES) for point in entry_points(group=group)]
     return tuple(sorted({point.module for point in points}))
 
@@ -101,12 +116,12 @@ def files_digest(places: tuple[Path, ...]) -> str:
     named = sorted((path.relative_to(place.parent).as_posix(), path) for path, place in files)
 
     def read() -> str:
-        known = hashlib.sha256()
-        for shown, path in named:
+        digest = hashlib.sha256()
+        for name, path in named:
             if path.is_file():
                 content = path.read_bytes()
-                known.update(f"{shown}\n{len(content)}\n".encode() + content)
-        return known.hexdigest()
+                digest.update(f"{name}\n{len(content)}\n".encode() + content)
+        return digest.hexdigest()
 
     return KEPT.get(("files digest", places), read, len, [path for _, path in named])
 
@@ -121,11 +136,13 @@ def _places(top: str) -> tuple[Path, ...]:
         return ()
     if spec.submodule_search_locations:
         return tuple(map(_on_disk, spec.submodule_search_locations))
-    return (_on_disk(spec.origin),) if spec.has_location and spec.origin else ()
+    if spec.has_location and spec.origin:
+        return (_on_disk(spec.origin),)
+    return ()
 
 
 def _on_disk(location: str) -> Path:
-    """Return the place of code, or the archive that holds it: `ownnet.zip` of `ownnet.zip/ownnet`."""
+    """Return the place of code, or its archive: `ownnet.zip` of `ownnet.zip/ownnet`."""
     place = Path(location)
     return next((path for path in (place, *place.parents) if path.exists()), place)
 
@@ -137,73 +154,72 @@ def _owners() -> Mapping[str, list[str]]:
 
 @lru_cache(maxsize=1)
 def foundations() -> frozenset[str]:
-    """Find the top-level modules of Python, of this package, and of all distributions that it needs, however far down.
+    """Return the top-level modules of Python, of this package and of all that it needs.
 
-    None of them is code that a scenario may name; pip counts with them.
+    It needs distributions, those need others, and so on; pip counts with them. None of these
+    modules is code that a scenario may name.
     """
     needed: set[str] = set()
-    asked = [PACKAGE, "flwr", "opacus", "torchvision", "pip"]
-    while asked:
-        if (name := _normal(asked.pop())) not in needed:
-            needed.add(name)
-            try:
-                asked += [each for each in requires(name) or () if "extra ==" not in each]
-            except PackageNotFoundError:
-                continue
-    tops = {
-        top for top, owners in _owners().items() if needed & {_normal(owner) for owner in owners}
+    to_visit = [PACKAGE, "flwr", "opacus", "torchvision", "pip"]
+    while to_visit:
+        name = _normal(to_visit.pop())
+        if name in needed:
+            continue
+        needed.add(name)
+        try:
+            requirements = requires(name) or ()
+        except PackageNotFoundError:
+            continue
+        to_visit += [text for text in requirements if "extra ==" not in text]
+    modules = {
+        module
+        for module, owners in _owners().items()
+        if needed & {_normal(owner) for owner in owners}
     }
-    return frozenset({*PACKAGE_FOLDERS, *tops, *sys.stdlib_module_names})
+    return frozenset({*PACKAGE_FOLDERS, *modules, *sys.stdlib_module_names})
 
 
 def _normal(requirement: str) -> str:
+    """Return the normal form of the name that a requirement begins with."""
     return re.sub(r"[-_.]+", "-", re.split(r"[^\w.-]", requirement, maxsplit=1)[0]).lower()
 
 
 def extended(
     namespace: dict[str, Any], name: str, group: str, base: type[Config]
 ) -> Callable[[str], Any]:
-    """Take a union of records out of a module, and give what makes the longer one when it is asked for.
+    """Take a union of records out of a module, and return what makes the longer union later.
 
-    The records of a group of entry points join those of the union. They are loaded that late since
-    a record's module imports that of its base. `namespace`: of the module, whose `__getattr__` the
-    returned function is to be. Asking raises UserError if an entry point cannot be loaded, names no
-    record of `base` with its code, or has a taken kind.
+    The records of a group of entry points join those of the union. They are loaded at the first
+    use, since a record's module imports that of its base.
+
+    Args:
+        namespace: The module's names; the union is removed from them.
+        name: Name of the union.
+        group: Group of the entry points.
+        base: Class that every registered record must be of.
+
+    Returns:
+        The module's `__getattr__`. It raises UserError if an entry point cannot be loaded, names
+        no record of `base` with its code, or has a taken kind.
     """
     shipped, field = get_args(namespace.pop(name))
 
-    def get(asked: str) -> Any:
-        if asked != name:
-            raise AttributeError(f"module {namespace['__name__']!r} has no attribute {asked!r}")
+    def get(attribute: str) -> Any:
+        if attribute != name:
+            raise AttributeError(f"module {namespace['__name__']!r} has no attribute {attribute!r}")
         records = list(get_args(shipped))
         taken = {kind for record in records for kind in kinds_of(record)}
         for point in sorted(entry_points(group=group), key=lambda point: (point.name, point.value)):
-            said = f"entry point {point.name!r} of {group} ({point.value})"
-            try:
-                record: Any = point.load()
-            except Exception as error:
-                why = (
-                    f"{type(error).__name__}: {str(error)[:200]}; keep the record in a "
-                    "module of its own"
-                )
-                raise UserError(
-                    f"{said} cannot be loaded: {why}, or uninstall the package"
-                ) from None
-            fits = isinstance(record, type) and issubclass(record, base)
-            if not fits or not getattr(record, "implemented_by", ""):
-                raise UserError(
-                    f"{said} is no subclass of {base.__name__} with implemented_by, the "
-                    "module of its code"
-                )
+            record = _registered_record(point, base)
             kinds = kinds_of(record)
             # The private and the other form of a sampler are one algorithm.
-            if (
-                both := {f"dp-{kind}" for kind in kinds} & taken
-                | {kind.removeprefix("dp-") for kind in kinds} & taken
-            ):
+            private_forms = {f"dp-{kind}" for kind in kinds}
+            plain_forms = {kind.removeprefix("dp-") for kind in kinds}
+            twice = (private_forms | plain_forms) & taken
+            if twice:
                 raise UserError(
-                    f"{said} takes the name {min(both)!r}, which is another's: give it a "
-                    "kind of its own"
+                    f"{_point_text(point)} takes the name {min(twice)!r}, which is another's: "
+                    "give it a kind of its own"
                 )
             taken |= kinds
             _modules.update(dict.fromkeys(kinds, record.implemented_by))
@@ -212,6 +228,30 @@ def extended(
         return namespace[name]
 
     return get
+
+
+def _registered_record(point: EntryPoint, base: type[Config]) -> Any:
+    """Load the record that an entry point names; UserError if it is no record of `base`."""
+    try:
+        record = point.load()
+    except Exception as error:
+        problem = (
+            f"{type(error).__name__}: {str(error)[:200]}; keep the record in a module of its own"
+        )
+        raise UserError(
+            f"{_point_text(point)} cannot be loaded: {problem}, or uninstall the package"
+        ) from None
+    is_record = isinstance(record, type) and issubclass(record, base)
+    if not is_record or not getattr(record, "implemented_by", ""):
+        raise UserError(
+            f"{_point_text(point)} is no subclass of {base.__name__} with implemented_by, the "
+            "module of its code"
+        )
+    return record
+
+
+def _point_text(point: EntryPoint) -> str:
+    return f"entry point {point.name!r} of {point.group} ({point.value})"
 
 
 def kinds_of(record: type[BaseModel]) -> set[str]:

@@ -23,7 +23,10 @@ PREDICTORS = {
 
 
 def site_name(text: str) -> str:
-    """Return a hospital's own name as a site can bear it: accents are dropped, whatever else is odd becomes a dash."""
+    """Return a hospital's own name as a site can bear it, of at most 64 characters.
+
+    Accents are dropped; whatever else a site's name cannot hold becomes a dash.
+    """
     plain = "".join(
         letter
         for letter in unicodedata.normalize("NFKD", text)
@@ -34,7 +37,8 @@ def site_name(text: str) -> str:
 
 def _check_site_name(text: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", text):
-        hint = f", for example {like!r}" if (like := site_name(text[:200])) else ""
+        proposal = site_name(text[:200])
+        hint = f", for example {proposal!r}" if proposal else ""
         raise ValueError(
             f"a site's name is 1 to 64 of A-Z, a-z, 0-9, '.', '_' and '-', no sign first{hint}"
         )
@@ -47,21 +51,22 @@ SiteName = Annotated[str, AfterValidator(_check_site_name)]
 def outside_text(text: str, most: int = 80) -> str:
     """Return a text from another machine as nothing but text, of at most `most` characters.
 
-    All of it passes here.
-
-    Whatever Unicode does not call printable becomes a question mark: control characters (escape
-    sequences begin with one), line ends, marks that reverse writing. What is cut off leaves an
-    ellipsis. A second call changes nothing.
+    Every text from another machine passes here. Whatever Unicode does not call printable becomes a
+    question mark: control characters (escape sequences begin with one), line ends, marks that
+    reverse writing. What is cut off leaves an ellipsis. A second call changes nothing.
     """
-    shown = "".join(letter if letter.isprintable() else "?" for letter in text[: most + 1])
-    return shown if len(shown) <= most else shown[: most - 1] + "…"
+    printable = "".join(letter if letter.isprintable() else "?" for letter in text[: most + 1])
+    return printable if len(printable) <= most else printable[: most - 1] + "…"
 
 
 OutsideText = Annotated[str, Field(max_length=200), AfterValidator(outside_text)]
 
 
 def is_group_text(text: str) -> bool:
-    """Say whether the name of an attribute or of its value can be shown anywhere: 1 to MAX_GROUP_TEXT, printable."""
+    """Return whether the name of an attribute, or of its value, can be shown anywhere.
+
+    It can if it has 1 to MAX_GROUP_TEXT characters, all of them printable.
+    """
     return bool(text) and outside_text(text, MAX_GROUP_TEXT) == text
 
 

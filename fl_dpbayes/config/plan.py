@@ -19,11 +19,11 @@ class FlatClipping(Config):
 
 
 class GlobalClipping(Config):
-    """Factor C / Z if |g| <= Z, falling linearly to 0 at 2 Z (Bu et al. 2021, global clipping, there 0 beyond Z).
+    """Factor C / Z if |g| <= Z, falling linearly to 0 at 2 Z (Bu et al. 2021, global clipping).
 
     Every gradient within the bound Z >= C is scaled alike, so that their directions' mixture stays
-    as it was. A factor that dropped to 0 at once would let the last bit of a norm move a
-    contribution by C.
+    as it was. In the paper the factor is 0 beyond Z; a factor that dropped to 0 at once would let
+    the last bit of a norm move a contribution by C.
     """
 
     kind: Literal["global"] = "global"
@@ -31,7 +31,10 @@ class GlobalClipping(Config):
 
 
 class AutomaticClipping(Config):
-    """Factor C / (|g| + stability): every gradient is normalised, none keeps its length (Bu et al. 2022, AUTO-S)."""
+    """Factor C / (|g| + stability) (Bu et al. 2022, AUTO-S).
+
+    Every gradient is normalised; none keeps its length.
+    """
 
     kind: Literal["automatic"] = "automatic"
     # Far below it float32 holds neither a gradient's squares nor the factor of a gradient that
@@ -40,7 +43,7 @@ class AutomaticClipping(Config):
 
 
 class PerLayerClipping(Config):
-    """Factor min(1, C / (sqrt(L) |g_l|)) for each of the L layers (McMahan et al. 2018, section 3.2).
+    """Factor min(1, C / (sqrt(L) |g_l|)) for each of L layers (McMahan et al. 2018, section 3.2).
 
     A layer is a module that owns trainable parameters: its weight and bias together.
     """
@@ -132,20 +135,18 @@ class Privacy(PrivacyPlan):
 
     @model_validator(mode="before")
     @classmethod
-    def _at_temperature_1(cls, given: Any) -> Any:
-        return (
-            {"temperature": 1.0} | given
-            if isinstance(given, dict) and "coupling" not in given
-            else given
-        )
+    def _at_temperature_1(cls, content: Any) -> Any:
+        if isinstance(content, dict) and "coupling" not in content:
+            return {"temperature": 1.0} | content
+        return content
 
 
 class NoPrivacyPlan(Config):
-    """A run without privacy, for reference: epsilon is infinite, and a site takes part only if its policy says so.
+    """A run without privacy, for reference: epsilon is infinite.
 
-    Without `clip_norm` nothing is clipped. The noise on the sum has the given
-    `noise_standard_deviation`, or that of Langevin dynamics at `temperature`; with neither there is
-    none. Clip or noise alone are ablations.
+    A site takes part only if its policy says so. Without `clip_norm` nothing is clipped. The noise
+    on the sum has the given `noise_standard_deviation`, or that of Langevin dynamics at
+    `temperature`; with neither there is none. Clip or noise alone are ablations.
     """
 
     kind: Literal["none"] = "none"
@@ -210,7 +211,8 @@ class TrainingPlan(Config):
         return self.chains * self.rounds
 
     def _check_keys(self) -> None:
-        named, algorithm = f"sampler.kind {self.sampler.kind!r}", self.sampler.algorithm
+        named = f"sampler.kind {self.sampler.kind!r}"
+        algorithm = self.sampler.algorithm
         if self.privacy.kind == "dp" and not self.sampler.is_private:
             choice = (
                 f"choose 'dp-{algorithm}', or privacy.kind = 'none' if nothing is to be protected"
@@ -234,23 +236,34 @@ class TrainingPlan(Config):
             )
 
     def is_kept(self, step: int) -> bool:
-        """Say whether the state after `step` (0-based, of the whole run) is kept as a posterior sample."""
-        done = step % self.chain_steps + 1
-        return done > self.burn_in and (done - self.burn_in) % self.thinning == 0
+        """Return whether the state after a step is kept as a posterior sample.
+
+        Args:
+            step: Number of the step in the whole run, from 0.
+        """
+        steps_done = step % self.chain_steps + 1
+        return steps_done > self.burn_in and (steps_done - self.burn_in) % self.thinning == 0
 
     def kept_before(self, step: int) -> int:
-        """Count the samples that are kept before step `step` (0-based) of the run."""
-        chains, steps = divmod(step, self.chain_steps)
-        whole, begun = (
-            max(0, done - self.burn_in) // self.thinning for done in (self.chain_steps, steps)
-        )
-        return chains * whole + begun
+        """Count the samples that are kept before a step.
+
+        Args:
+            step: Number of the step in the whole run, from 0.
+        """
+        whole_chains, steps_of_chain = divmod(step, self.chain_steps)
+        samples_per_chain = self._samples_after(self.chain_steps)
+        return whole_chains * samples_per_chain + self._samples_after(steps_of_chain)
+
+    def _samples_after(self, steps: int) -> int:
+        """Count the samples of the first `steps` steps of a chain."""
+        return max(0, steps - self.burn_in) // self.thinning
 
 
 def check_temperature(sampler: Sampler, privacy: AnyPrivacyPlan) -> None:
     """Check that noise is shaped or raised for a temperature only where the sampler has one.
 
-    Raises ValueError naming the key, and the remedy.
+    Raises:
+        ValueError: It is not so; the error names the key and the remedy.
     """
     if sampler.has_temperature:
         return
@@ -262,11 +275,11 @@ def check_temperature(sampler: Sampler, privacy: AnyPrivacyPlan) -> None:
                 "choose 'sgld'"
             )
     elif privacy.coupling != "constant":
-        said = (
+        problem = (
             f"privacy.coupling is {privacy.coupling!r}, and sampler.kind {sampler.kind!r} has "
             "no temperature"
         )
         remedy = "set privacy.coupling = 'constant' and remove privacy.temperature"
         raise ValueError(
-            f"{said}: {remedy}, or choose sampler.kind 'dp-sgld', 'dp-sgd' or 'dp-sghmc'"
+            f"{problem}: {remedy}, or choose sampler.kind 'dp-sgld', 'dp-sgd' or 'dp-sghmc'"
         )

@@ -22,10 +22,14 @@ ISOTONIC_BINS = 15
 class Method:
     """A recalibration method, whose code is `calibration/recalibration/<name>.py`.
 
-    `name`: in scenarios and messages. `parameters`: of a map, whatever the number of classes.
-    `per_class`: more parameters for each class. `for_more_classes`: what to choose instead for more
-    than two classes; empty where it takes any number. `rising_knots`: the parameters are positions
-    of knots, then values, in [0, 1] and never falling.
+    Attributes:
+        name: Name in scenarios and messages.
+        parameters: Number of a map's parameters, whatever the number of classes.
+        per_class: Number of further parameters for each class.
+        for_more_classes: What to choose instead for more than two classes; empty where the method
+            takes any number.
+        rising_knots: Whether the parameters are positions of knots, then values, in [0, 1] and
+            never falling.
     """
 
     name: str
@@ -57,9 +61,14 @@ else:
 
 
 def parameter_count(method: RecalibrationMethod, classes: int) -> int:
-    """Return how many parameters a map of 2 or more classes has.
+    """Return how many parameters a map has.
 
-    ValueError if the method is not for so many.
+    Args:
+        method: Name of the method.
+        classes: Number of classes, 2 or more.
+
+    Raises:
+        ValueError: The method is not for so many classes.
     """
     record = METHODS[method]
     if record.for_more_classes and classes != 2:
@@ -91,11 +100,8 @@ class RecalibrationMap(Config):
             )
         half = record.parameters // 2
         for knots in (self.parameters[:half], self.parameters[half:]):
-            if (
-                knots[0] < 0
-                or knots[-1] > 1
-                or any(left > right for left, right in pairwise(knots))
-            ):
+            falls = any(knot > next_knot for knot, next_knot in pairwise(knots))
+            if knots[0] < 0 or knots[-1] > 1 or falls:
                 raise ValueError(f"the knots of an {self.method} map lie in [0, 1] and never fall")
 
 
@@ -105,10 +111,11 @@ def _check_rounds(rounds: int, steps: int) -> None:
 
 
 class RecalibrationPlan(Config):
-    """The fit of a map at each site: `steps` full-batch steps over all rounds, which cost `epsilon` together.
+    """The fit of a map by descent at each site.
 
-    Without `epsilon` the fit has no noise and no privacy, and a site takes part only if its policy
-    says so. The step size falls linearly from `step_size` to 0 over the plan.
+    Its `steps` full-batch steps, over all rounds, cost `epsilon` together. Without `epsilon` the
+    fit has no noise and no privacy, and a site takes part only if its policy says so. The step
+    size falls linearly from `step_size` to 0 over the plan.
     """
 
     method: DescentMethod
@@ -132,10 +139,8 @@ class RecalibrationPlan(Config):
 class CountingPlan(Config):
     """One count of bins at each site, released once at a cost of `epsilon`.
 
-    The server fits the map to it.
-
-    Without `epsilon` the count is exact and not private, and a site takes part only if its policy
-    says so.
+    The server fits the map to it. Without `epsilon` the count is exact and not private, and a site
+    takes part only if its policy says so.
     """
 
     method: CountingMethod = "isotonic"
@@ -152,12 +157,13 @@ AnyRecalibrationPlan = Annotated[RecalibrationPlan | CountingPlan, Field(discrim
 
 
 class Recalibration(Config):
-    """A map of the posterior's probabilities, fitted by private descent on a share of each training site's units.
+    """A map of the posterior's probabilities, fitted by private descent.
 
-    The share is kept from training, so `epsilon` (default: `privacy.epsilon`) is spent beside that
-    of training, not on top of it. `federated`: the median of the sites' parameters is taken after
-    each of `rounds`, into which `steps` are divided, and every site uses it. `site`: each training
-    site uses its own, the other sites the median.
+    It is fitted on the share `fraction` of each training site's units. The share is kept from
+    training, so `epsilon` (default: `privacy.epsilon`) is spent beside that of training, not on top
+    of it. With the scope `federated` the median of the sites' parameters is taken after each of
+    `rounds`, into which `steps` are divided, and every site uses it. With `site` each training site
+    uses its own parameters, the other sites the median.
     """
 
     method: DescentMethod = "temperature"
@@ -178,10 +184,10 @@ class Recalibration(Config):
 
 
 class IsotonicRecalibration(Config):
-    """A rising map of the posterior's probabilities, from one private count of bins at each training site.
+    """A rising map of the posterior's probabilities, from a private count of bins at each site.
 
-    `fraction`, `epsilon` and `scope` as for the other methods; `federated`: all sites use the
-    median of their maps.
+    Each training site counts once. `fraction`, `epsilon` and `scope` are as for the other methods;
+    with the scope `federated` all sites use the median of their maps.
     """
 
     method: CountingMethod = "isotonic"
@@ -203,9 +209,11 @@ def recalibration_plan(
 
     The plan of the training gives delta, adjacency and, where the section has none, epsilon.
     """
-    spent = recalibration.epsilon or privacy.epsilon
-    own = recalibration.model_dump(exclude={"scope", "fraction"})
-    epsilon = spent if math.isfinite(spent) else None
-    shared = {"epsilon": epsilon, "delta": privacy.delta, "adjacency": privacy.adjacency}
-    kind = CountingPlan if isinstance(recalibration, IsotonicRecalibration) else RecalibrationPlan
-    return kind.model_validate(own | shared)
+    epsilon = recalibration.epsilon or privacy.epsilon
+    settings = recalibration.model_dump(exclude={"scope", "fraction"})
+    settings["epsilon"] = epsilon if math.isfinite(epsilon) else None
+    settings["delta"] = privacy.delta
+    settings["adjacency"] = privacy.adjacency
+    if isinstance(recalibration, IsotonicRecalibration):
+        return CountingPlan.model_validate(settings)
+    return RecalibrationPlan.model_validate(settings)

@@ -1,4 +1,7 @@
-"""What the records of all sites must have in common: the schema, as digests that a site's card carries."""
+"""What the records of all sites must have in common: their schema.
+
+A site's card carries it as digests.
+"""
 
 import hashlib
 import json
@@ -30,7 +33,13 @@ PartDigest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class RecordSchema(Config):
-    """Digests of what a source makes of its records: the features in their order, constants, and labels in theirs."""
+    """Digests of what a source makes of its records.
+
+    Attributes:
+        features: SHA-256 of the record's shape and of the features, in their order.
+        constants: SHA-256 of the constants of the preparation.
+        labels: SHA-256 of the labels, in their order.
+    """
 
     features: PartDigest
     constants: PartDigest
@@ -48,14 +57,16 @@ def record_schema(source: Source) -> RecordSchema:
 
     Nothing is read but the names of an image folder's sub-folders.
 
-    Raises UserError if these are not here.
+    Raises:
+        UserError: These are not here.
     """
     task = source.task
-    told = source.model_dump(mode="json", exclude=_OF_THE_SITE)
-    constants = {key: told.pop(key) for key in _CONSTANTS if key in told}
-    labels = {key: told.pop(key) for key in _LABELS if key in told} | {"classes": task.classes}
+    keys = source.model_dump(mode="json", exclude=_OF_THE_SITE)
+    constants = {key: keys.pop(key) for key in _CONSTANTS if key in keys}
+    labels = {key: keys.pop(key) for key in _LABELS if key in keys}
+    labels["classes"] = task.classes
     labels["class_names"] = getattr(source, "class_names", ())
-    features = {"shape": task.input_shape, **told}
+    features = {"shape": task.input_shape, **keys}
     parts = {"features": features, "constants": constants, "labels": labels}
     # Lists keep their order; keys of a table, as of missing values and categories, are in the order
     # of the features.

@@ -7,7 +7,7 @@ agree with the name.
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, PositiveFloat
 
@@ -43,15 +43,17 @@ class PolynomialStepSize(Config):
     power: Annotated[float, Field(ge=0, le=2)] = 0.33
 
 
-# A number is short for a constant step size.
+def _number_as_constant(schedule: Any) -> Any:
+    """Read a number as short for a constant step size."""
+    if isinstance(schedule, int | float):
+        return {"kind": "constant", "initial": schedule}
+    return schedule
+
+
 StepSizeSchedule = Annotated[
     ConstantStepSize | ExponentialStepSize | PolynomialStepSize,
     Field(discriminator="kind"),
-    BeforeValidator(
-        lambda given: (
-            {"kind": "constant", "initial": given} if isinstance(given, int | float) else given
-        )
-    ),
+    BeforeValidator(_number_as_constant),
 ]
 
 
@@ -85,14 +87,22 @@ class SamplerSettings(Config):
     functions of noisy sums and public constants. `parameters` is the first, and the point
     predictor.
 
-    `position`: vectors of the state that together are the chain's position. `has_temperature`: the
-    update is linear, so it is Langevin dynamics at a temperature T_t that its noise gives it.
-    `only_descends`: without noise for a temperature its states are those of an optimiser, not
-    posterior samples. `rescales`: steps are scaled by what gradients were before, so that only the
-    first moment is linear in them. `draws_samples`: posterior samples are drawn at random from the
-    state, they are not its positions. `needs_hidden_units`: it has nothing to do in a model without
-    hidden units that are trained. `implemented_by`: the module with `build`, in a package that
-    registers the sampler by an entry point of `fl_dpbayes.samplers`.
+    Attributes:
+        position: Vectors of the state that together are the chain's position.
+        has_temperature: The update is linear, so it is Langevin dynamics at a temperature T_t
+            that its noise gives it.
+        only_descends: Without noise for a temperature its states are those of an optimiser, not
+            posterior samples.
+        rescales: Steps are scaled by earlier gradients, so that only the first moment is linear
+            in them.
+        draws_samples: Posterior samples are drawn at random from the state; they are not its
+            positions.
+        needs_hidden_units: It has nothing to do in a model without trained hidden units.
+        implemented_by: The module with `build`, in a package that registers the sampler by an
+            entry point of `fl_dpbayes.samplers`.
+        step_size: The schedule of step sizes.
+        prior: The prior p(w) of the parameters.
+        kind: The algorithm's name, with `dp-` before it where the run is private.
     """
 
     position: ClassVar[tuple[str, ...]] = ("parameters",)
@@ -119,13 +129,16 @@ class SamplerSettings(Config):
 
     @property
     def momentum_lost(self) -> float:
-        """Friction alpha in (0, 1]: the share of the momentum that a step loses, 1 where it has none."""
-        return 1.0 - self._kept
+        """Friction alpha in (0, 1]: the share of the momentum that a step loses.
+
+        It is 1 where there is no momentum.
+        """
+        return 1.0 - self._momentum_decay
 
     @property
     def moments(self) -> tuple[str, ...]:
         """Vectors of the state beside the position; they start at 0."""
-        return ("momentum",) if self._kept else ()
+        return ("momentum",) if self._momentum_decay else ()
 
     @property
     def state_vectors(self) -> tuple[str, ...]:
@@ -148,16 +161,24 @@ class SamplerSettings(Config):
 
         Temperature goes as step size over friction.
         """
-        return {"momentum": self._kept} if self._kept else {}
+        return {"momentum": self._momentum_decay} if self._momentum_decay else {}
 
     @property
-    def _kept(self) -> float:
+    def _momentum_decay(self) -> float:
+        # Registered samplers may have the key too, so the base class looks for it by name.
         return getattr(self, "momentum", 0.0)
 
     def state_shapes(
         self, parameter_shapes: Mapping[str, tuple[int, ...]]
     ) -> dict[str, tuple[int, ...]]:
-        """Return `<vector>/<parameter name>` -> shape of the arrays in which a state travels, in order."""
+        """Return the shapes of the arrays in which a state travels, in order.
+
+        Args:
+            parameter_shapes: Name of a parameter -> its shape.
+
+        Returns:
+            `<vector>/<parameter name>` -> shape.
+        """
         return {
             f"{vector}/{name}": shape
             for vector in self.state_vectors
@@ -173,7 +194,10 @@ class SGLD(SamplerSettings):
 
 
 class SGD(SamplerSettings):
-    """Stochastic gradient descent with momentum beta: Hamiltonian Monte Carlo with friction 1 - beta, meant or not."""
+    """Stochastic gradient descent with momentum beta.
+
+    With noise on its gradients it is Hamiltonian Monte Carlo with friction 1 - beta, meant or not.
+    """
 
     has_temperature = True
     only_descends = True
@@ -200,10 +224,8 @@ class Adam(SamplerSettings):
 class SGHMC(SamplerSettings):
     """Stochastic gradient Hamiltonian Monte Carlo.
 
-    `friction` is the share of the momentum lost in each step.
-
-    At the same step size and privacy noise the chain is hotter than Langevin dynamics by 1 /
-    friction.
+    `friction` is the share of the momentum lost in each step. At the same step size and privacy
+    noise the chain is hotter than Langevin dynamics by 1 / friction.
     """
 
     has_temperature = True
@@ -227,10 +249,10 @@ class SGHMC(SamplerSettings):
 
 
 class BayesByBackprop(SamplerSettings):
-    """Bayes by backprop: a Gaussian per weight, whose mean and spread are trained by gradient descent.
+    """Bayes by backprop: a Gaussian per weight, trained by gradient descent.
 
-    `draws` weight draws are averaged before the clip; `initial_scale` is the standard deviation at
-    the start.
+    Its mean and its spread are trained. `draws` weight draws are averaged before the clip;
+    `initial_scale` is the standard deviation at the start.
     """
 
     position = ("parameters", "spread")
@@ -248,7 +270,7 @@ class BayesByBackprop(SamplerSettings):
 class MCDropout(SamplerSettings):
     """Gradient descent with dropout at `rate`, a mask per record.
 
-    Each posterior sample is one draw of masks.
+    A posterior sample is one draw of masks.
     """
 
     draws_samples = True
@@ -265,5 +287,11 @@ if not TYPE_CHECKING:
 
 
 def spread_of(scale: float) -> float:
-    """Return the spread whose scale log(1 + exp(spread)) is the given one, > 0: log(exp(scale) - 1)."""
+    """Return the spread of a scale = log(1 + exp(spread)).
+
+        spread = log(exp(scale) - 1)
+
+    Args:
+        scale: Standard deviation, > 0.
+    """
     return scale + math.log(-math.expm1(-scale))

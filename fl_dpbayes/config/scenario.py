@@ -39,10 +39,10 @@ STUDY_TABLES = {"axes", "variants", "study", "paper"}
 
 
 class Training(Config):
-    """How many chains each site runs one after the other, how long, and which of each chain's states are kept.
+    """How many chains each site runs, how long, and which of each chain's states are kept.
 
-    `burn_in` and `thinning` count steps of a chain. Every further chain costs as much privacy as
-    the first.
+    The chains run one after the other. `burn_in` and `thinning` count steps of a chain. Every
+    further chain costs as much privacy as the first.
     """
 
     rounds: PositiveInt
@@ -117,12 +117,13 @@ class Simulation(Config):
 
 
 class Hierarchical(Config):
-    """Hospitals differ in the level of the outcome: each has an intercept of its own, drawn from a population.
+    """Hospitals differ in the level of the outcome.
 
-    `group`: what the sites' `group` names, for example "country"; it makes a level above the
-    hospitals, and every site needs one. Without it there is one level. `largest_sd`: the prior of
-    both standard deviations, in log odds, is uniform from 0 to it. Features should be centred and
-    of one scale: that is how the clipping of scores sees them.
+    Each has an intercept of its own, drawn from a population. `group`: what the sites' `group`
+    names, for example "country"; it makes a level above the hospitals, and every site needs one.
+    Without it there is one level. `largest_sd`: the prior of both standard deviations, in log odds,
+    is uniform from 0 to it. Features should be centred and of one scale: that is how the clipping
+    of scores sees them.
     """
 
     group: GroupText | None = None
@@ -157,14 +158,22 @@ class Scenario(Config):
 
     @property
     def named_code(self) -> tuple[str, ...]:
-        """The code beside this package that a run needs at every site: its model's factory, a registered sampler."""
-        factory = (self.model.factory,) if isinstance(self.model, ModuleModel) else ()
-        return factory + ((self.sampler.kind,) if self.sampler.implemented_by else ())
+        """The code beside this package that a run needs at every site.
+
+        It is the model's factory and a registered sampler, where the scenario names them.
+        """
+        names: list[str] = []
+        if isinstance(self.model, ModuleModel):
+            names.append(self.model.factory)
+        if self.sampler.implemented_by:
+            names.append(self.sampler.kind)
+        return tuple(names)
 
     @property
     def kept_fractions(self) -> tuple[float, float]:
         """Shares of a training site's units that are kept for testing and for recalibration."""
-        return self.data.test_fraction, self.recalibration.fraction if self.recalibration else 0.0
+        recalibration_fraction = self.recalibration.fraction if self.recalibration else 0.0
+        return self.data.test_fraction, recalibration_fraction
 
     def _check_keys(self) -> None:
         training_sites = [name for name, site in self.sites.items() if site.role == "train"]
@@ -173,44 +182,24 @@ class Scenario(Config):
         check_shared_records(self.sites)
         shared = [name for name, site in self.sites.items() if site.records_of is not None]
         if shared and self.evaluation.release == "noised":
-            said = (
+            problem = (
                 f"sites.{shared[0]}.records_of: the same patients would pay for noised tables "
                 "in two ledgers"
             )
             raise ValueError(
-                f"{said}: set evaluation.release to 'public' or 'none', or give the site "
+                f"{problem}: set evaluation.release to 'public' or 'none', or give the site "
                 "its own records"
             )
-        least, start = self.resources.min_sites, self.resources.start_nodes
-        if least is not None and least > len(training_sites):
-            raise ValueError(
-                f"resources.min_sites is {least} but {len(training_sites)} sites train: lower it"
-            )
-        if start is not None and start > len(self.sites):
-            raise ValueError(
-                f"resources.start_nodes is {start} but there are {len(self.sites)} sites: lower it"
-            )
+        self._check_resources(len(training_sites))
         self.aggregation.check(self.sampler, len(training_sites))
-        test, kept = self.kept_fractions
-        if kept + test >= 1:
-            left = "that leaves nothing to train on: lower one"
-            raise ValueError(f"recalibration.fraction {kept}, test_fraction {test}: {left}")
+        test_fraction, recalibration_fraction = self.kept_fractions
+        if recalibration_fraction + test_fraction >= 1:
+            raise ValueError(
+                f"recalibration.fraction {recalibration_fraction}, test_fraction "
+                f"{test_fraction}: that leaves nothing to train on: lower one"
+            )
         if self.sampler.needs_hidden_units:
-            drops = f"sampler.kind {self.sampler.kind!r} drops hidden units, and"
-            if isinstance(self.model, ModuleModel):
-                raise ValueError(
-                    f"{drops} those of a module of one's own are not known: choose another sampler"
-                )
-            if isinstance(self.model, LogisticModel):
-                raise ValueError(
-                    f"{drops} model.kind 'logistic' has none: choose 'mlp' or 'cnn', or "
-                    "another sampler"
-                )
-            if self.model.frozen_body is not None:
-                raise ValueError(
-                    f"{drops} those of model.frozen_body are fixed: remove frozen_body, or "
-                    "choose another"
-                )
+            self._check_hidden_units()
         check_temperature(self.sampler, self.privacy)
         check_prevalences(self.data, self.sites, self.evaluation.release)
         self._check_hierarchical()
@@ -220,41 +209,68 @@ class Scenario(Config):
             raise ValueError(f"training: {explain(error, TrainingPlan)}") from None
         self.aggregation.site_plan(plan)
 
+    def _check_resources(self, training_sites: int) -> None:
+        min_sites = self.resources.min_sites
+        if min_sites is not None and min_sites > training_sites:
+            raise ValueError(
+                f"resources.min_sites is {min_sites} but {training_sites} sites train: lower it"
+            )
+        start_nodes = self.resources.start_nodes
+        if start_nodes is not None and start_nodes > len(self.sites):
+            raise ValueError(
+                f"resources.start_nodes is {start_nodes} but there are {len(self.sites)} sites: "
+                "lower it"
+            )
+
+    def _check_hidden_units(self) -> None:
+        """Refuse a model without trained hidden units, which the sampler would drop."""
+        drops = f"sampler.kind {self.sampler.kind!r} drops hidden units, and"
+        if isinstance(self.model, ModuleModel):
+            raise ValueError(
+                f"{drops} those of a module of one's own are not known: choose another sampler"
+            )
+        if isinstance(self.model, LogisticModel):
+            raise ValueError(
+                f"{drops} model.kind 'logistic' has none: choose 'mlp' or 'cnn', or another sampler"
+            )
+        if self.model.frozen_body is not None:
+            raise ValueError(
+                f"{drops} those of model.frozen_body are fixed: remove frozen_body, or "
+                "choose another"
+            )
+
     def _check_hierarchical(self) -> None:
-        """Check that a state tells the noisy sum of clipped gradients exactly, as after one plain step at q = 1."""
-        section, privacy = self.hierarchical, self.privacy
+        """Check that a state tells the noisy sum of clipped gradients exactly.
+
+        It does after one plain step at sampling rate 1.
+        """
+        section = self.hierarchical
+        privacy = self.privacy
         level = section.group if section else None
         for name, site in self.sites.items():
             if (site.group is None) != (level is None):
-                said = f"hierarchical.group is {level!r} and sites.{name}.group {site.group!r}"
+                problem = f"hierarchical.group is {level!r} and sites.{name}.group {site.group!r}"
                 raise ValueError(
-                    f"{said}: set both, as group = 'country' and group = 'uk', or neither"
+                    f"{problem}: set both, as group = 'country' and group = 'uk', or neither"
                 )
-        for key, found, needed in (
-            ()
-            if section is None
-            else (
-                ("model.kind", self.model.kind, "logistic"),
-                ("aggregation.rule", self.aggregation.rule, "fald"),
-                (
-                    "model.features.kind",
-                    getattr(self.model.features, "kind", "standard"),
-                    "standard",
-                ),
-                ("aggregation.robust", getattr(self.aggregation, "robust", "none"), "none"),
-                ("sampler.kind", self.sampler.algorithm, "sgld"),
-                ("privacy.sampling_rate", privacy.sampling_rate, 1.0),
-                ("training.steps_per_round", self.training.steps_per_round, 1),
-                ("privacy.clipping.kind", privacy.clipping.kind, "flat"),
-                ("privacy.pre_noise", privacy.pre_noise, 0.0),
-            )
-        ):
-            if found != needed:
-                reads = (
-                    "[hierarchical] reads the sites' clipped sums from their states, which needs"
-                )
+        if section is None:
+            return
+        needs = (
+            ("model.kind", self.model.kind, "logistic"),
+            ("aggregation.rule", self.aggregation.rule, "fald"),
+            ("model.features.kind", getattr(self.model.features, "kind", "standard"), "standard"),
+            ("aggregation.robust", getattr(self.aggregation, "robust", "none"), "none"),
+            ("sampler.kind", self.sampler.algorithm, "sgld"),
+            ("privacy.sampling_rate", privacy.sampling_rate, 1.0),
+            ("training.steps_per_round", self.training.steps_per_round, 1),
+            ("privacy.clipping.kind", privacy.clipping.kind, "flat"),
+            ("privacy.pre_noise", privacy.pre_noise, 0.0),
+        )
+        reads = "[hierarchical] reads the sites' clipped sums from their states, which needs"
+        for key, value, needed in needs:
+            if value != needed:
                 raise ValueError(
-                    f"{key} is {found!r}, and {reads} {needed!r}: set it, or remove [hierarchical]"
+                    f"{key} is {value!r}, and {reads} {needed!r}: set it, or remove [hierarchical]"
                 )
 
 
@@ -263,8 +279,11 @@ def training_plan(
 ) -> TrainingPlan:
     """Build the plan of the whole run, which every training request carries.
 
-    `prior_share`: s in (0, 1], the share of the prior that one site targets; the aggregation rule
-    sets it.
+    Args:
+        scenario: The scenario.
+        prior_share: Share s in (0, 1] of the prior that one site targets; the aggregation rule
+            sets it.
+        chain_start: Where a site's chain starts in each round.
     """
     chains = {"prior_share": prior_share, "chain_start": chain_start, **dict(scenario.training)}
     return TrainingPlan(sampler=scenario.sampler, privacy=scenario.privacy, **chains)
@@ -287,7 +306,7 @@ def scenario_folder() -> Path:
 
 
 def shipped_scenarios() -> list[str]:
-    """Return the names of the scenarios that come with the package, in alphabetical order, without studies."""
+    """Return the names of the package's scenarios, in alphabetical order, without studies."""
     names = (path.stem for path in scenario_folder().glob("*.toml"))
     return sorted(name for name in names if not name.startswith(STUDY_PREFIX))
 
@@ -297,20 +316,30 @@ def load_scenario(name_or_path: str, overrides: list[str] | tuple[str, ...] = ()
 
     Its paths become absolute: the file's own start at its folder.
 
-    `overrides`: assignments `key.sub_key=value`; the value is read as TOML, or else as text; no
-    value removes the key. Where a table's kind or rule is set, keys of the file that only its other
-    kinds have are dropped. Raises UserError if there is no such scenario, it is not TOML, or a key
-    is unknown, missing or out of range.
+    Args:
+        name_or_path: A shipped name, or the path of a TOML file.
+        overrides: Assignments `key.sub_key=value`. The value is read as TOML, or else as text; no
+            value removes the key. Where a table's kind or rule is set, keys of the file that only
+            its other kinds have are dropped.
+
+    Raises:
+        UserError: There is no such scenario, it is not TOML, or a key is unknown, missing or out
+            of range.
     """
     content = scenario_content(name_or_path)
     apply_overrides(content, overrides)
-    return with_absolute_paths(read_record(Scenario, content, f"scenario {name_or_path!r}"))
+    scenario = read_record(Scenario, content, origin=f"scenario {name_or_path!r}")
+    return with_absolute_paths(scenario)
 
 
 def scenario_content(name_or_path: str) -> dict[str, Any]:
     """Return what a scenario's file says, with its name and absolute paths, not yet validated.
 
-    UserError as above.
+    Args:
+        name_or_path: A shipped name, or the path of a TOML file.
+
+    Raises:
+        UserError: There is no such scenario, it is not TOML, or it is a study.
     """
     path = _find(name_or_path)
     content = place_paths(read_toml(path, "scenario"), path.parent)
@@ -327,7 +356,8 @@ def apply_overrides(content: dict[str, Any], overrides: Sequence[str]) -> None:
     """Apply assignments to a parsed scenario or study file, in place, as `load_scenario` does."""
     given = {_key(assignment) for assignment in overrides}
     for assignment in overrides:
-        key, (_, separator, text) = _key(assignment), assignment.partition("=")
+        key = _key(assignment)
+        _, separator, text = assignment.partition("=")
         if not separator or not all(key):
             raise UserError(
                 f"setting {assignment!r}: write it as key.sub_key=value, for example "
@@ -344,13 +374,22 @@ def set_key(
     given: Collection[tuple[str, ...]],
     origin: str,
 ) -> None:
-    """Set a key of a parsed file in place (None removes it).
+    """Set a key of a parsed file, in place.
 
-    A new kind drops what it does not have and none `given`.
+    A new kind drops the keys that it does not have, save those `given`.
 
-    Raises UserError, begun by `origin`, if a section of the key is no table.
+    Args:
+        content: The parsed file.
+        key: The key's sections and its name.
+        value: The value; None removes the key.
+        given: Keys that are set beside it.
+        origin: What an error begins with.
+
+    Raises:
+        UserError: A section of the key is no table.
     """
-    (*sections, name), table = key, content
+    *sections, name = key
+    table = content
     for section in sections:
         table = table.setdefault(section, {})
         if not isinstance(table, dict):
@@ -367,19 +406,18 @@ def set_key(
 
 def place_paths(content: Any, folder: Path) -> Any:
     """Make the relative paths of a parsed file absolute, in place; they start at `folder`."""
-    items = (
-        content.items()
-        if isinstance(content, dict)
-        else enumerate(content)
-        if isinstance(content, list)
-        else ()
-    )
-    for key, value in list(items):
+    if isinstance(content, dict):
+        items = list(content.items())
+    elif isinstance(content, list):
+        items = list(enumerate(content))
+    else:
+        items = []
+    for key, value in items:
         if key in PATH_KEYS and isinstance(value, str):
             content[key] = str((folder / value).resolve())
         elif key in PATH_KEYS and isinstance(value, list):
             content[key] = [
-                str((folder / one).resolve()) if isinstance(one, str) else one for one in value
+                str((folder / path).resolve()) if isinstance(path, str) else path for path in value
             ]
         else:
             place_paths(value, folder)
@@ -387,7 +425,10 @@ def place_paths(content: Any, folder: Path) -> Any:
 
 
 def with_absolute_paths(scenario: Scenario) -> Scenario:
-    """Resolve the scenario's paths against the working directory, so that they mean the same from any other."""
+    """Resolve the scenario's paths against the working directory.
+
+    They then mean the same from any other directory.
+    """
     aggregation = scenario.aggregation.with_public_path(Path.resolve)
     data = scenario.data.model_copy(
         update={"source": scenario.data.source.with_place(Path.resolve)}

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import tomli_w
-from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt
+from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, ValidationInfo
 
 from fl_dpbayes.config.approvals import Digest
 from fl_dpbayes.config.data import Shift
@@ -22,8 +22,13 @@ Count = PositiveInt | Literal["unlimited"]
 PositiveOrInfinite = Annotated[float, Field(gt=0, allow_inf_nan=True)]
 
 
+def _placed(path: Path, info: ValidationInfo) -> Path:
+    folder: Path = info.context or Path()
+    return folder / path
+
+
 # A relative path starts at the site file's own folder, where a file is read.
-PlacedPath = Annotated[Path, AfterValidator(lambda path, read: (read.context or Path()) / path)]
+PlacedPath = Annotated[Path, AfterValidator(_placed)]
 
 
 class Selection(Config):
@@ -35,14 +40,18 @@ class Selection(Config):
 
 
 class Split(Config):
-    """Which shares of the units are kept for testing and for recalibration, chosen by keyed hash of the unit."""
+    """Which shares of the units are kept for testing and for recalibration.
+
+    A keyed hash of the unit chooses them; `key` is its key.
+    """
 
     test_fraction: Annotated[float, Field(ge=0, le=1)] = 0.2
     recalibration_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
     key: Annotated[str, Field(pattern=r"^[0-9a-f]{32,128}$")]
 
     def _check_keys(self) -> None:
-        test, recalibration = self.test_fraction, self.recalibration_fraction
+        test = self.test_fraction
+        recalibration = self.recalibration_fraction
         if test + recalibration > 1:
             raise ValueError(
                 f"test_fraction {test} + recalibration_fraction {recalibration} exceed 1: lower one"
@@ -202,11 +211,8 @@ class SiteFile(Config):
                     f"{key} is infinite: give a budget; only policy.allow_non_private "
                     "goes without one"
                 )
-        if (
-            self.policy.evaluation_release == "public"
-            and self.policy.counts_evaluations
-            and self.ledger is None
-        ):
+        is_public = self.policy.evaluation_release == "public"
+        if is_public and self.policy.counts_evaluations and self.ledger is None:
             raise ValueError(
                 "policy.evaluation_release is 'public': evaluations are counted in a "
                 "ledger, name one"
@@ -217,30 +223,34 @@ class SiteFile(Config):
 def read_site_file(path: Path) -> SiteFile:
     """Read and validate a site file; relative paths in it are resolved against its folder.
 
-    Raises UserError if the file is absent, not TOML, or a key is unknown, missing or out of range.
+    Raises:
+        UserError: The file is absent, not TOML, or a key is unknown, missing or out of range.
     """
     folder = path.resolve().parent
-    site_file = read_record(SiteFile, read_toml(path, "site file"), f"site file {path}", folder)
-    return site_file.model_copy(
-        update={"source": site_file.source.with_place(lambda place: folder / place)}
-    )
+    content = read_toml(path, "site file")
+    site_file = read_record(SiteFile, content, origin=f"site file {path}", folder=folder)
+    source = site_file.source.with_place(lambda place: folder / place)
+    return site_file.model_copy(update={"source": source})
 
 
 def read_own_site_file(path: Path) -> SiteFile:
-    """Read the site file of a hospital, not of a simulation: its constants must be known without the records.
+    """Read the site file of a hospital, not of a simulation.
 
-    Raises UserError as `read_site_file`, or if the constants were taken from the records.
+    Its constants must be known without the records.
+
+    Raises:
+        UserError: As for `read_site_file`, or the constants were taken from the records.
     """
     site_file = read_site_file(path)
     if site_file.source.looked_at:
-        said = (
+        problem = (
             f"site file {path}: source.constants is 'from_records': what is computed from "
             "patients is a release"
         )
         remedy = (
             "replace centers, scales, missing and categories by values known without these records"
         )
-        raise UserError(f"{said}: {remedy}, then set constants = 'public'")
+        raise UserError(f"{problem}: {remedy}, then set constants = 'public'")
     return site_file
 
 
@@ -248,6 +258,5 @@ def write_site_file(site_file: SiteFile, path: Path) -> None:
     """Write a site file as TOML."""
     with written(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(
-            tomli_w.dumps(site_file.model_dump(mode="json", exclude_none=True)), encoding="utf-8"
-        )
+        content = site_file.model_dump(mode="json", exclude_none=True)
+        path.write_text(tomli_w.dumps(content), encoding="utf-8")

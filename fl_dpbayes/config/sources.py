@@ -1,6 +1,7 @@
-"""What a scenario or a site file says of its source of records: where it is, what it holds, whose it is.
+"""What a scenario or a site file says of its source of records.
 
-The code of a kind is the module of its name in `fl_dpbayes.data.sources`.
+It says where the source is, what it holds and whose it is. The code of a kind is the module of its
+name in `fl_dpbayes.data.sources`.
 """
 
 import re
@@ -29,8 +30,9 @@ SplitName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")]
 class SourceConfig(Config):
     """What every source says of itself, beside its keys, without loading a record.
 
-    `implemented_by`: the module with `load`, of a source registered by an entry point of
-    `fl_dpbayes.sources`.
+    Attributes:
+        implemented_by: The module with `load`, of a source registered by an entry point of
+            `fl_dpbayes.sources`.
     """
 
     implemented_by: ClassVar[str] = ""
@@ -61,7 +63,10 @@ class SourceConfig(Config):
 
     @property
     def looked_at(self) -> bool:
-        """Whether constants of the preparation were taken from the records, which costs privacy that nobody counts."""
+        """Whether constants of the preparation were taken from the records.
+
+        That costs privacy which nobody counts.
+        """
         return getattr(self, "constants", "public") == "from_records"
 
     @property
@@ -70,29 +75,28 @@ class SourceConfig(Config):
 
         None for what is made up, shipped or pinned.
         """
-        given = getattr(self, "path", None) or ()
-        return given if isinstance(given, tuple) else (given,)
+        paths = getattr(self, "path", None) or ()
+        return paths if isinstance(paths, tuple) else (paths,)
 
     def with_place(self, change: Callable[[Path], Path | None]) -> Self:
         """Change the path or folder where the source lies, if it has one."""
-        places = {
-            key: place
-            for key in ("path", "folder")
-            if (place := getattr(self, key, None)) is not None
-        }
-        return self.model_copy(
-            update={
-                key: tuple(map(change, place)) if isinstance(place, tuple) else change(place)
-                for key, place in places.items()
-            }
-        )
+        places: dict[str, Any] = {}
+        for key in ("path", "folder"):
+            place = getattr(self, key, None)
+            if isinstance(place, tuple):
+                places[key] = tuple(map(change, place))
+            elif place is not None:
+                places[key] = change(place)
+        return self.model_copy(update=places)
 
     def located(self, data_dir: Path | None) -> Self:
         """Resolve where the source lies; `data_dir` is where built-in ones do."""
         return self.with_place(Path.resolve)
 
 
-class _Known(NamedTuple):
+class _DataSet(NamedTuple):
+    """A data set that the project knows."""
+
     task: Task
     parts: tuple[OfficialPart, ...]
     origin: str
@@ -105,46 +109,42 @@ def _task(*shape: int, classes: int = 2) -> Task:
     return Task(input_shape=shape, classes=classes)
 
 
-_KNOWN = {
-    "digits": _Known(
-        _task(1, 8, 8, classes=10),
-        ("train",),
-        "handwritten digits of scikit-learn (Alpaydin and Kaynak, UCI 1998)",
+_DATA_SETS = {
+    "digits": _DataSet(
+        task=_task(1, 8, 8, classes=10),
+        parts=("train",),
+        origin="handwritten digits of scikit-learn (Alpaydin and Kaynak, UCI 1998)",
     ),
-    "mnist": _Known(
-        _task(1, 28, 28, classes=10),
-        ("train", "test"),
-        "MNIST digits (LeCun et al. 1998), CC BY-SA 3.0",
+    "mnist": _DataSet(
+        task=_task(1, 28, 28, classes=10),
+        parts=("train", "test"),
+        origin="MNIST digits (LeCun et al. 1998), CC BY-SA 3.0",
         place="MNIST/raw",
     ),
-    "pneumonia": _Known(
-        _task(1, 28, 28),
-        ("train", "validation", "test"),
-        "PneumoniaMNIST, chest radiographs of children (Kermany et al. 2018; Yang et al. "
+    "pneumonia": _DataSet(
+        task=_task(1, 28, 28),
+        parts=("train", "validation", "test"),
+        origin="PneumoniaMNIST, chest radiographs of children (Kermany et al. 2018; Yang et al. "
         "2023), CC BY 4.0",
         class_names=("normal", "pneumonia"),
         place="pneumoniamnist.npz",
     ),
-    "heart": _Known(
-        _task(15),
-        ("train",),
-        "UCI heart disease of four hospitals (Detrano et al. 1989), CC BY 4.0",
-        "patient",
-        ("no heart disease", "heart disease"),
-        "heart-disease",
+    "heart": _DataSet(
+        task=_task(15),
+        parts=("train",),
+        origin="UCI heart disease of four hospitals (Detrano et al. 1989), CC BY 4.0",
+        unit="patient",
+        class_names=("no heart disease", "heart disease"),
+        place="heart-disease",
     ),
-    "stroke": _Known(
-        _task(25),
-        ("train",),
-        "International Stroke Trial (Sandercock et al., Trials 12:101, 2011), ODC-By 1.0",
-        "patient",
-        ("independent", "dead or dependent"),
+    "stroke": _DataSet(
+        task=_task(25),
+        parts=("train",),
+        origin="International Stroke Trial (Sandercock et al., Trials 12:101, 2011), ODC-By 1.0",
+        unit="patient",
+        class_names=("independent", "dead or dependent"),
     ),
 }
-
-
-def _known(name: str) -> Any:
-    return property(lambda source: getattr(_KNOWN[source.kind], name))
 
 
 class BuiltIn(SourceConfig):
@@ -155,12 +155,37 @@ class BuiltIn(SourceConfig):
 
     kind: Literal["digits", "mnist", "pneumonia", "heart", "stroke"]
     folder: Path | None = None
-    task, parts, origin, unit, class_names = map(_known, _Known._fields[:-1])
+
+    @property
+    def task(self) -> Task:
+        """Shape of a record and number of classes."""
+        return _DATA_SETS[self.kind].task
+
+    @property
+    def parts(self) -> tuple[OfficialPart, ...]:
+        """The parts as the data set's authors split it."""
+        return _DATA_SETS[self.kind].parts
+
+    @property
+    def origin(self) -> str:
+        """What the records are and under which licence."""
+        return _DATA_SETS[self.kind].origin
+
+    @property
+    def unit(self) -> str:
+        """What a privacy unit is called."""
+        return _DATA_SETS[self.kind].unit
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The names of the classes, in their order; none where they are only numbers."""
+        return _DATA_SETS[self.kind].class_names
 
     @property
     def places(self) -> tuple[Path, ...]:
         """Where it lies in the data folder; none for what is shipped."""
-        folder, place = known_folder(self.folder), _KNOWN[self.kind].place
+        folder = known_folder(self.folder)
+        place = _DATA_SETS[self.kind].place
         return (folder / place,) if folder is not None and place else ()
 
     def located(self, data_dir: Path | None) -> Self:
@@ -170,10 +195,10 @@ class BuiltIn(SourceConfig):
 
 
 def _check_constants(features: int, centers: tuple[float, ...], scales: tuple[float, ...]) -> None:
-    for key, given in (("centers", centers), ("scales", scales)):
-        if len(given) not in (0, features):
+    for key, values in (("centers", centers), ("scales", scales)):
+        if len(values) not in (0, features):
             raise ValueError(
-                f"{key} has {len(given)} values for {features} numeric features: give one "
+                f"{key} has {len(values)} values for {features} numeric features: give one "
                 "each, or none"
             )
     if any(scale <= 0 for scale in scales):
@@ -181,18 +206,18 @@ def _check_constants(features: int, centers: tuple[float, ...], scales: tuple[fl
 
 
 class Table(SourceConfig):
-    """A CSV or Parquet table, or several of the same columns, with a label column, numeric features and categories.
+    """A CSV or Parquet table, or several of the same columns.
 
-    A feature is (value - center) / scale, by constants that are public: known beforehand, not
-    computed from the table. Without them values stay as they are. `constants` says "from_records"
-    where they were proposed after a look at the records: a simulation says so, a hospital's site
-    refuses. `missing` gives a feature the constant that stands in where a value is missing, and one
-    more feature that is 1 there. `categories` gives a column of text one feature per declared
-    value, which is 1 where a row has it. `class_names`: the labels as the table writes them, in the
-    order of the classes; else labels are the numbers 0 to classes - 1. `site_column` names the
-    hospital, for a natural partition ("file", of several files, is each one's name); `unit_column`
-    the privacy unit, for example the patient; `group_columns` attributes such as sex, by whose
-    values calibration is measured too.
+    It has a label column, numeric features and categories. A feature is (value - center) / scale,
+    by constants that are public: known beforehand, not computed from the table. Without them values
+    stay as they are. `constants` says "from_records" where they were proposed after a look at the
+    records: a simulation says so, a hospital's site refuses. `missing` gives a feature the constant
+    that stands in where a value is missing, and one more feature that is 1 there. `categories`
+    gives a column of text one feature per declared value, which is 1 where a row has it.
+    `class_names`: the labels as the table writes them, in the order of the classes; else labels are
+    the numbers 0 to classes - 1. `site_column` names the hospital, for a natural partition ("file",
+    of several files, is each one's name); `unit_column` the privacy unit, for example the patient;
+    `group_columns` attributes such as sex, by whose values calibration is measured too.
     """
 
     kind: Literal["table"] = "table"
@@ -227,16 +252,23 @@ class Table(SourceConfig):
     @property
     def text_columns(self) -> tuple[str, ...]:
         """The columns that are read as text: a patient 007 is not a patient 7."""
-        named = (*self.group_columns, *self.categories, self.site_column, self.unit_column)
-        return tuple(
-            name for name in (*named, self.label if self.class_names else None) if name is not None
-        )
+        columns = [*self.group_columns, *self.categories]
+        if self.site_column is not None:
+            columns.append(self.site_column)
+        if self.unit_column is not None:
+            columns.append(self.unit_column)
+        if self.class_names:
+            columns.append(self.label)
+        return tuple(columns)
 
     @property
     def feature_names(self) -> tuple[str, ...]:
         """Numeric features, then where they are missing, then each value of each category."""
-        values = [f"{name}={value}" for name, values in self.categories.items() for value in values]
-        return (*self.features, *(f"{name} missing" for name in self.missing), *values)
+        names = [*self.features]
+        names += [f"{name} missing" for name in self.missing]
+        for name, values in self.categories.items():
+            names += [f"{name}={value}" for value in values]
+        return tuple(names)
 
     @property
     def task(self) -> Task:
@@ -247,11 +279,13 @@ class Table(SourceConfig):
         _check_constants(len(self.features), self.centers, self.scales)
         if not self.feature_names:
             raise ValueError("features and categories are both empty: name at least one column")
-        if (names := len(set(self.class_names))) not in (0, self.classes):
+        names = len(set(self.class_names))
+        if names not in (0, self.classes):
             raise ValueError(
                 f"class_names has {names} names for {self.classes} classes: give one each"
             )
-        if unknown := [name for name in self.missing if name not in self.features]:
+        unknown = [name for name in self.missing if name not in self.features]
+        if unknown:
             raise ValueError(
                 f"missing names {unknown[0]!r}, which is none of features: add it there or "
                 "remove it here"
@@ -294,7 +328,8 @@ class ImageFolder(SourceConfig):
     def task(self) -> Task:
         """The stated size, and one class per sub-folder, of which an empty one counts.
 
-        Raises UserError if the folder is absent or has fewer than two sub-folders.
+        Raises:
+            UserError: The folder is absent or has fewer than two sub-folders.
         """
         if not self.path.is_dir():
             raise UserError(f"image folder {self.path} does not exist")
@@ -317,11 +352,9 @@ class ImageFolder(SourceConfig):
 
         None where the folder is not here.
         """
-        return (
-            tuple(sorted(each.name for each in self.path.iterdir() if each.is_dir()))
-            if self.path.is_dir()
-            else ()
-        )
+        if not self.path.is_dir():
+            return ()
+        return tuple(sorted(entry.name for entry in self.path.iterdir() if entry.is_dir()))
 
 
 class HuggingFace(SourceConfig):
@@ -395,10 +428,10 @@ class HuggingFace(SourceConfig):
 
 
 class Arrays(SourceConfig):
-    """A NumPy archive: `features` (N, *input_shape), `labels` (N,) from 0, and `sites` and `units` (N,) where known.
+    """A NumPy archive of `features` (N, *input_shape) and `labels` (N,) from 0.
 
-    Whole numbers of one byte are grey levels, which become 0 to 1. `class_names` are what
-    predictions call the classes.
+    It also holds `sites` and `units` (N,) where they are known. Whole numbers of one byte are grey
+    levels, which become 0 to 1. `class_names` are what predictions call the classes.
     """
 
     kind: Literal["arrays"] = "arrays"
@@ -460,10 +493,11 @@ class Logistic2D(SyntheticSites):
 
 
 class Radiographs(SyntheticSites):
-    """Chest-like grey pictures with an opacity, whose contrast decides on the label, see `radiographs.py`.
+    """Chest-like grey pictures with an opacity, whose contrast decides on the label.
 
     `side`: pixels per row and column. `steepness` and `threshold`: the log odds of label 1 rise by
-    `steepness` per unit of contrast (0 to 1) and are even at `threshold`, at the average site.
+    `steepness` per unit of contrast (0 to 1) and are even at `threshold`, at the average site. See
+    `radiographs.py`.
     """
 
     kind: Literal["radiographs"] = "radiographs"

@@ -21,7 +21,8 @@ from fl_dpbayes.files import Config, write_atomically
 
 PREDICTOR = "predictor"
 SEED = "seed"
-SHIFT_KIND, SHIFT_SEVERITY = "shift.kind", "shift.severity"
+SHIFT_KIND = "shift.kind"
+SHIFT_SEVERITY = "shift.severity"
 SHIFT_AXES = (SHIFT_KIND, SHIFT_SEVERITY)
 LABEL = "label"
 # Columns of the study's tables, and sections of a scenario, which a column of the same name would
@@ -88,13 +89,21 @@ Section = TypeVar("Section", bound=Config)
 
 
 class StudySection(Config):
-    """What a study asks: `compare` names axes (or `predictor`) whose values are methods, the first the baseline.
+    """What a study asks.
 
-    `metrics` are compared, the first is printed for `where`, a site or `pooled:<role>` or
-    `mean:<role>`. Axes over shifts give every run further sites, which hold the records of
-    `shifted_copy_of`. `order` lists all axes as tables show them; default: as they stand in the
-    file. `baseline` names one value of each of some axes (or of `predictor`): the answer holds
-    every combination of their values against it, at each value of the axes `separate` by itself.
+    Axes over shifts give every run further sites.
+
+    Attributes:
+        question: The question, in words.
+        compare: Axes (or `predictor`) whose values are methods, the first of them the baseline.
+        order: All axes in the order of the tables; default: as they stand in the file.
+        metrics: The metrics that are compared; the first is printed.
+        where: Where it is printed: a site, `pooled:<role>` or `mean:<role>`.
+        shifted_copy_of: The site whose records the sites of shift axes hold.
+        focus: Axis -> one of its values, to which the report's answer keeps.
+        baseline: Axis (or `predictor`) -> one of its values. The answer holds every combination
+            of the values of these axes against this one.
+        separate: Axes at each value of which that is done by itself.
     """
 
     question: Annotated[str, Field(max_length=500)] = ""
@@ -115,18 +124,22 @@ class StudySection(Config):
     @field_validator("metrics")
     @classmethod
     def _known_metrics(cls, metrics: tuple[str, ...]) -> tuple[str, ...]:
-        if unknown := [name for name in metrics if name not in METRICS]:
+        unknown = [name for name in metrics if name not in METRICS]
+        if unknown:
             raise ValueError(f"{unknown[0]!r} is no metric: choose among {', '.join(METRICS)}")
         return metrics
 
 
 class PaperSection(Config):
-    """Where a paper prints what its study measures: `values` are rows of labels and of what stands there.
+    """Where a paper prints what its study measures.
 
-    Labels are those of axes (one that is left out is averaged over), `predictor` (default:
-    `posterior`) and `site` (default: the study's `where`); every other key is a metric or
-    `epsilon`. `full` is laid over the file at the paper's own size. `notes` say what differs from
-    the paper.
+    Attributes:
+        source: The paper, and its table or figure.
+        notes: What differs from the paper.
+        full: What is laid over the file for the paper's own size.
+        values: Rows of labels and of the printed values there. Labels are those of axes (one that
+            is left out is averaged over), `predictor` (default: `posterior`) and `site` (default:
+            the study's `where`); every other key is a metric or `epsilon`.
     """
 
     source: Annotated[str, Field(max_length=300)]
@@ -136,9 +149,12 @@ class PaperSection(Config):
 
 
 class Published(NamedTuple):
-    """One value that a paper prints: `labels` of axes, of `predictor` and of `site`.
+    """One value that a paper prints.
 
-    Then the column and the value.
+    Attributes:
+        labels: Axis, `predictor` or `site` -> label.
+        column: The metric, or `epsilon`.
+        value: The value.
     """
 
     labels: Mapping[str, Any]
@@ -147,9 +163,11 @@ class Published(NamedTuple):
 
 
 class AxisValue(NamedTuple):
-    """One value of an axis: what tables call it, and what it sets.
+    """One value of an axis.
 
-    An empty table removes its key.
+    Attributes:
+        label: What tables call it.
+        settings: Key of the scenario -> the value that it sets; an empty table removes the key.
     """
 
     label: Any
@@ -167,9 +185,16 @@ class Axis(NamedTuple):
 class Study:
     """A study: what it asks, the scenario that it varies, and along what.
 
-    `axes` are those that make runs; `shift_axes` make shifted sites within every run. `order` names
-    all of them. `content` is the whole file. `published` are the values of its paper, none for a
-    study of our own.
+    Attributes:
+        name: Name of the study, and of the folder of its results.
+        section: What it asks.
+        scenario: The scenario that it varies, as parsed.
+        axes: Axes that make runs.
+        shift_axes: Axes that make shifted sites within every run.
+        order: Names of all axes, in the order of the tables.
+        content: The whole file, as parsed.
+        paper: What it says of a paper; None for a study of our own.
+        published: The values of the paper.
     """
 
     name: str
@@ -184,10 +209,9 @@ class Study:
 
 
 def shipped_studies() -> list[str]:
-    """Return the names of the studies that come with the package, in alphabetical order, without the papers'."""
-    return sorted(
-        path.stem for path in scenarios.scenario_folder().glob(f"{scenarios.STUDY_PREFIX}*.toml")
-    )
+    """Return the names of the package's studies, in alphabetical order, without the papers'."""
+    files = scenarios.scenario_folder().glob(f"{scenarios.STUDY_PREFIX}*.toml")
+    return sorted(path.stem for path in files)
 
 
 def shipped_papers() -> list[str]:
@@ -196,17 +220,24 @@ def shipped_papers() -> list[str]:
 
 
 def load_study(name_or_path: str, overrides: Sequence[str] = (), *, full: bool = False) -> Study:
-    """Read a study (a shipped name, with or without `study-`, a paper's table, or the path of a TOML file).
+    """Read a study; its cells are not validated yet.
 
-    `overrides`: assignments `key.sub_key=value`, as for a scenario; `axes.seed=[1,2]` replaces an
-    axis. `full`: lay `paper.full` over the file first. Its cells are not validated yet. Raises
-    UserError if it is absent or wrong.
+    Args:
+        name_or_path: A shipped name, with or without `study-`, a paper's table, or the path of a
+            TOML file.
+        overrides: Assignments `key.sub_key=value`, as for a scenario; `axes.seed=[1,2]` replaces
+            an axis.
+        full: Whether `paper.full` is laid over the file first.
+
+    Raises:
+        UserError: The study is absent or wrong.
     """
     path = _find(name_or_path)
     content = scenarios.place_paths(read_toml(path, "study"), path.parent)
     content.setdefault("name", path.stem)
-    if isinstance(base := content.pop("scenario", None), str):
-        content = scenarios.scenario_content(base) | content
+    base_scenario = content.pop("scenario", None)
+    if isinstance(base_scenario, str):
+        content = scenarios.scenario_content(base_scenario) | content
     if full:
         _lay_over(content, (content.get("paper") or {}).get("full") or {})
     scenarios.apply_overrides(content, overrides)
@@ -216,8 +247,13 @@ def load_study(name_or_path: str, overrides: Sequence[str] = (), *, full: bool =
 def study_of(content: Mapping[str, Any], origin: str) -> Study:
     """Validate the content of a study file.
 
-    Raises UserError with one line that calls the file `origin` and names the key, its value and
-    what is allowed.
+    Args:
+        content: The parsed file.
+        origin: What an error calls the file.
+
+    Raises:
+        UserError: The content is wrong; the error names in one line the key, its value and what
+            is allowed.
     """
     try:
         return _study_of(content)
@@ -243,7 +279,8 @@ def _study_of(content: Mapping[str, Any]) -> Study:
     for axis in axes:
         _check_labels(axis)
     names = [axis.name for axis in axes]
-    if twice := [name for name in names if names.count(name) > 1]:
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
         raise ValueError(f"two axes are called {twice[0]!r}: rename the one in [variants]")
     order = section.order or names
     if sorted(order) != sorted(names):
@@ -262,20 +299,21 @@ def _study_of(content: Mapping[str, Any]) -> Study:
         )
     labels = {axis.name: [value.label for value in axis.values] for axis in making_runs}
     _check_names(section, labels)
+    scenario = {key: value for key, value in content.items() if key not in scenarios.STUDY_TABLES}
+    published: tuple[Published, ...] = ()
+    if paper is not None:
+        labels_of_values = {**labels, PREDICTOR: list(PREDICTORS)}
+        published = _published(paper, labels_by_axis=labels_of_values, where=section.where)
     return Study(
         name=study_name,
         section=section,
-        scenario={
-            key: value for key, value in content.items() if key not in scenarios.STUDY_TABLES
-        },
+        scenario=scenario,
         axes=making_runs,
         shift_axes=shift_axes,
         order=tuple(order),
         content=content,
         paper=paper,
-        published=_published(paper, {**labels, PREDICTOR: list(PREDICTORS)}, section.where)
-        if paper
-        else (),
+        published=published,
     )
 
 
@@ -286,17 +324,14 @@ def write_study(study: Study, path: Path) -> None:
     write_atomically(path, tomli_w.dumps({**study.content, "study": section}))
 
 
-def same_study(one: Study, other: Study) -> bool:
+def same_study(first: Study, second: Study) -> bool:
     """Return whether two studies ask the same of the same runs, whatever their files are called."""
-
-    def asked(study: Study) -> Any:
-        return study.section.model_copy(update={"order": study.order}), {
-            **study.content,
-            "name": "",
-            "study": {},
-        }
-
-    return asked(one) == asked(other)
+    first_section = first.section.model_copy(update={"order": first.order})
+    second_section = second.section.model_copy(update={"order": second.order})
+    if first_section != second_section:
+        return False
+    no_names: dict[str, Any] = {"name": "", "study": {}}
+    return {**first.content, **no_names} == {**second.content, **no_names}
 
 
 def _validated(section: type[Section], key: str, table: Any) -> Section:
@@ -307,14 +342,14 @@ def _validated(section: type[Section], key: str, table: Any) -> Section:
 
 
 def _published(
-    paper: PaperSection, known: Mapping[str, Sequence[Any]], where: str
+    paper: PaperSection, *, labels_by_axis: Mapping[str, Sequence[Any]], where: str
 ) -> tuple[Published, ...]:
-    """Part each row of `paper.values` into labels, which must be those of the axes, and values of known columns."""
-    found = []
+    """Part each row of `paper.values` into labels of the axes and values of the columns."""
+    published = []
     for row in paper.values:
         items = {".".join(key): value for key, value in _leaves(row)}
-        labels = {name: value for name, value in items.items() if name in known}
-        _check_values("paper.values", labels, known)
+        labels = {name: value for name, value in items.items() if name in labels_by_axis}
+        _check_values("paper.values", labels, labels_by_axis)
         place = {"site": items.pop("site", where), PREDICTOR: labels.get(PREDICTOR, "posterior")}
         for column, value in items.items():
             if column in labels:
@@ -322,11 +357,11 @@ def _published(
             if column not in PRINTED or not isinstance(value, int | float):
                 problem = (
                     f"paper.values has {column} = {value!r}: it must be an axis "
-                    f"({', '.join(known)}), site"
+                    f"({', '.join(labels_by_axis)}), site"
                 )
                 raise ValueError(f"{problem}, or a number of {', '.join(PRINTED)}")
-            found.append(Published(labels | place, column, float(value)))
-    return tuple(found)
+            published.append(Published(labels=labels | place, column=column, value=float(value)))
+    return tuple(published)
 
 
 def _lay_over(content: dict[str, Any], above: Mapping[str, Any]) -> None:
@@ -357,7 +392,8 @@ def _listed_axes(table: Any) -> Iterator[Axis]:
 
 def _check_labels(axis: Axis) -> None:
     """Refuse texts that would steer a terminal, or that a spreadsheet would run."""
-    for label in (value.label for value in axis.values if isinstance(value.label, str)):
+    texts = [value.label for value in axis.values if isinstance(value.label, str)]
+    for label in texts:
         if len(label) > MAX_LABEL or not label.isprintable() or label.startswith(FORMULA):
             allowed = (
                 f"up to {MAX_LABEL} printable characters, of which the first is none of "
@@ -369,36 +405,48 @@ def _check_labels(axis: Axis) -> None:
 
 
 def _leaves(table: Mapping[str, Any], above: Key = ()) -> list[tuple[Key, Any]]:
-    found: list[tuple[Key, Any]] = []
+    """Return the values of a table and of its tables, each with its whole key."""
+    leaves: list[tuple[Key, Any]] = []
     for name, value in table.items():
         key = (*above, *(part.strip() for part in name.split(".")))
-        found += _leaves(value, key) if isinstance(value, Mapping) and value else [(key, value)]
-    return found
+        if isinstance(value, Mapping) and value:
+            leaves += _leaves(value, key)
+        else:
+            leaves.append((key, value))
+    return leaves
 
 
 def _axis_value(key: Key, value: Any) -> AxisValue:
     if isinstance(value, Mapping):
         content = {name: item for name, item in value.items() if name != LABEL}
-        named = (value.get(name) for name in (LABEL, *SWITCHES, "method"))
-        label = next(
-            (str(name) for name in named if isinstance(name, str)),
-            "none" if not content else str(content),
-        )
-        return AxisValue(label, {key: content})
-    return AxisValue(json.dumps(value) if isinstance(value, list) else value, {key: value})
+        return AxisValue(_table_label(value, content), {key: content})
+    label = json.dumps(value) if isinstance(value, list) else value
+    return AxisValue(label, {key: value})
+
+
+def _table_label(table: Mapping[str, Any], content: Mapping[str, Any]) -> str:
+    """Return a table's label, its kind, or else what it holds."""
+    for name in (LABEL, *SWITCHES):
+        label = table.get(name)
+        if isinstance(label, str):
+            return label
+    return str(content) if content else "none"
 
 
 def _distinct(axis: str, values: Sequence[AxisValue]) -> tuple[AxisValue, ...]:
     """Number tables of the same label; refuse values that are given twice."""
-    found: list[AxisValue] = []
+    numbered: list[AxisValue] = []
     for value in values:
-        if any(value.settings == other.settings for other in found):
+        if any(value.settings == earlier.settings for earlier in numbered):
             raise ValueError(f"axes.{axis} holds {value.label!r} twice: remove one")
-        labels, label, number = {str(other.label) for other in found}, value.label, 2
+        labels = {str(earlier.label) for earlier in numbered}
+        label = value.label
+        number = 2
         while str(label) in labels:
-            label, number = f"{value.label} ({number})", number + 1
-        found.append(AxisValue(label, value.settings))
-    return tuple(found)
+            label = f"{value.label} ({number})"
+            number += 1
+        numbered.append(AxisValue(label, value.settings))
+    return tuple(numbered)
 
 
 def _variant_axes(table: Any) -> Iterator[Axis]:
@@ -418,48 +466,43 @@ def _variant_axes(table: Any) -> Iterator[Axis]:
             if not isinstance(settings, Mapping):
                 remedy = 'it must be a table of overrides, such as { "partition.alpha" = 0.1 }'
                 raise ValueError(f"variants.{name}.{label} is {settings!r}: {remedy}")
-        yield Axis(
-            name,
-            tuple(
-                AxisValue(label, dict(_leaves(settings))) for label, settings in variants.items()
-            ),
-        )
+        values = [AxisValue(label, dict(_leaves(settings))) for label, settings in variants.items()]
+        yield Axis(name, tuple(values))
 
 
 def _check_names(section: StudySection, labels: Mapping[str, Sequence[Any]]) -> None:
-    """Check that a section names axes, and values of theirs, among `labels`: axis -> labels of its values."""
+    """Check that a section names axes, and values of theirs, among `labels`."""
     allowed = [*(name for name in labels if name != SEED), PREDICTOR]
     for name in section.compare:
         if name not in allowed:
             raise ValueError(f"study.compare names {name!r}: choose among {', '.join(allowed)}")
     _check_values("study.focus", section.focus, labels)
     _check_values("study.baseline", section.baseline, {**labels, PREDICTOR: list(PREDICTORS)})
-    apart = (
-        [name for name in labels if name != SEED and name not in section.baseline]
-        if section.baseline
-        else []
-    )
+    separable: list[str] = []
+    if section.baseline:
+        separable = [name for name in labels if name != SEED and name not in section.baseline]
     for name in section.separate:
-        if name not in apart:
-            choice = (
-                f"choose among {', '.join(apart)}" if apart else "it needs study.baseline beside it"
-            )
+        if name not in separable:
+            choice = "it needs study.baseline beside it"
+            if separable:
+                choice = f"choose among {', '.join(separable)}"
             raise ValueError(f"study.separate names {name!r}: {choice}")
 
 
-def _check_values(key: str, chosen: Mapping[str, Any], known: Mapping[str, Sequence[Any]]) -> None:
+def _check_values(
+    key: str, chosen: Mapping[str, Any], labels_by_axis: Mapping[str, Sequence[Any]]
+) -> None:
     for name, label in chosen.items():
-        if label not in known.get(name, []):
-            choice = (
-                ", ".join(map(str, known[name]))
-                if name in known
-                else f"an axis among {', '.join(known)}"
-            )
+        if label not in labels_by_axis.get(name, []):
+            choice = f"an axis among {', '.join(labels_by_axis)}"
+            if name in labels_by_axis:
+                choice = ", ".join(map(str, labels_by_axis[name]))
             raise ValueError(f"{key} has {name} = {label!r}: choose {choice}")
 
 
 def _find(name_or_path: str) -> Path:
-    path, folder = Path(name_or_path), scenarios.scenario_folder()
+    path = Path(name_or_path)
+    folder = scenarios.scenario_folder()
     if path.suffix == ".toml":
         return path
     if name_or_path in shipped_papers():

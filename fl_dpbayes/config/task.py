@@ -1,4 +1,7 @@
-"""What is predicted from what, and by which model on which features: public constants, so they cost no privacy."""
+"""What is predicted from what, and by which model on which features.
+
+All of them are public constants, so they cost no privacy.
+"""
 
 import math
 import re
@@ -36,9 +39,10 @@ WeightsDigest = Annotated[str, AfterValidator(_sha256)]
 
 
 class StrokeProjection(Config):
-    """Keep the `dimensions` that best tell made-up characters apart: `characters` pictures, each drawn `copies` times.
+    """A projection on the `dimensions` that best tell made-up characters apart.
 
-    For square grey pictures of handwriting and the like. No record enters, so the map is public.
+    There are `characters` of them, each drawn `copies` times. It is for square grey pictures of
+    handwriting and the like. No record enters, so the map is public.
     """
 
     kind: Literal["strokes"] = "strokes"
@@ -51,7 +55,7 @@ class StrokeProjection(Config):
 class ScatteringFeatures(Config):
     """Scattering coefficients of orders 0 to 2: `scales` octaves, `angles` orientations.
 
-    Nothing is learned.
+    The coefficients are fixed: none is learned.
     """
 
     kind: Literal["scattering"] = "scattering"
@@ -61,11 +65,12 @@ class ScatteringFeatures(Config):
 
 
 class BackboneFeatures(Config):
-    """What a frozen torchvision network computes before its last layer, for images resized to a square.
+    """What a frozen torchvision network computes before its last layer.
 
-    `weights` is the SHA-256 of a weight file, which each site looks for in its own
-    `backbone_folder`; null means torchvision's own download. The weights must come from public
-    data: those learned from patients would cost privacy.
+    Images are resized to a square of `image_size` pixels a side. `weights` is the SHA-256 of a
+    weight file, which each site looks for in its own `backbone_folder`; null means torchvision's
+    own download. The weights must come from public data: those learned from patients would cost
+    privacy.
     """
 
     kind: Literal["backbone"] = "backbone"
@@ -77,11 +82,11 @@ class BackboneFeatures(Config):
 
 
 class FrozenBody(Config):
-    """All layers of a network before its last, held at public values: the sites train and release the last layer alone.
+    """All layers of a network before its last, held at public values.
 
-    The values are the random ones of `seed`, or those of the file whose SHA-256 is `weights`, in
-    each site's `backbone_folder`. They must be public, or released and paid for. Privacy does not
-    rest on them.
+    The sites train and release the last layer alone. The values are the random ones of `seed`, or
+    those of the file whose SHA-256 is `weights`, in each site's `backbone_folder`. They must be
+    public, or released and paid for. Privacy does not rest on them.
     """
 
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
@@ -96,11 +101,11 @@ Row = Annotated[tuple[float, ...], Field(min_length=1, max_length=200)]
 
 
 class StandardFeatures(Config):
-    """A table's values by a declared geometry: `spread` (x - centers) / scales, or whitened by a public `covariance`.
+    """A table's values by a declared geometry: `spread` (x - centers) / scales, or whitened.
 
     Equal clipping of all directions costs a private model least. `source` says where the constants
-    come from: they must be public, and the sites' own records are not. `covariance` of the values x
-    takes the place of scales.
+    come from: they must be public, and the sites' own records are not. A public `covariance` of the
+    values x takes the place of `scales`: the values are then whitened by it.
     """
 
     kind: Literal["standard"] = "standard"
@@ -115,15 +120,16 @@ class StandardFeatures(Config):
             raise ValueError(
                 "scales and covariance are two ways to scale: give exactly one of them"
             )
-        if {len(self.scales or self.covariance), *map(len, self.covariance)} != {
-            size := len(self.centers)
-        }:
+        size = len(self.centers)
+        lengths = {len(self.scales or self.covariance), *map(len, self.covariance)}
+        if lengths != {size}:
             raise ValueError(
                 f"scales or covariance is not of {size} values, or rows of as many: as "
                 "many as centers"
             )
-        found = np.array(self.covariance or [[1.0]])
-        if not np.array_equal(found, found.T) or np.linalg.eigvalsh(found)[0] <= 0:
+        covariance = np.array(self.covariance or [[1.0]])
+        is_symmetric = np.array_equal(covariance, covariance.T)
+        if not is_symmetric or np.linalg.eigvalsh(covariance)[0] <= 0:
             raise ValueError("covariance is none: give a symmetric, positive definite matrix")
 
     @property
@@ -158,7 +164,10 @@ class LogisticModel(Config):
 
 
 class MLPModel(Config):
-    """Fully connected layers with ReLU between them, on the flattened record, or on fixed features of it."""
+    """Fully connected layers with ReLU between them.
+
+    Their input is the flattened record, or fixed features of it.
+    """
 
     kind: Literal["mlp"] = "mlp"
     hidden: Annotated[tuple[Width, ...], Field(min_length=1, max_length=8)] = (64,)
@@ -181,22 +190,23 @@ class CNNModel(Config):
 
 # What an own module's name begins with where it is an object of the process that runs it.
 PROVIDED = "object:"
-MAX_SETTINGS, MAX_SETTINGS_DEPTH, MAX_SETTINGS_TEXT = 256, 4, 1000
+MAX_SETTINGS = 256
+MAX_SETTINGS_DEPTH = 4
+MAX_SETTINGS_TEXT = 1000
 
 
-def _counted(key: str, value: Any, depth: int) -> int:
+def _number_of_values(key: str, value: Any, depth: int) -> int:
+    """Count a setting's values, its tables and lists among them; refuse what is too large."""
     if isinstance(value, dict | list):
         if depth > MAX_SETTINGS_DEPTH:
             raise ValueError(
                 f"{key[:60]!r} lies more than {MAX_SETTINGS_DEPTH} tables or lists deep: flatten it"
             )
         items = value.items() if isinstance(value, dict) else ((key, item) for item in value)
-        return 1 + sum(_counted(str(name), item, depth + 1) for name, item in items)
-    number = isinstance(value, int | float) and abs(value) < 2**63
-    if (
-        not (number or (isinstance(value, str) and len(value) <= MAX_SETTINGS_TEXT))
-        or len(key) > 100
-    ):
+        return 1 + sum(_number_of_values(str(name), item, depth + 1) for name, item in items)
+    is_number = isinstance(value, int | float) and abs(value) < 2**63
+    is_text = isinstance(value, str) and len(value) <= MAX_SETTINGS_TEXT
+    if not (is_number or is_text) or len(key) > 100:
         problem = (
             f"{key[:60]!r} is no number, true, false or text of up to "
             f"{MAX_SETTINGS_TEXT} characters"
@@ -208,8 +218,9 @@ def _counted(key: str, value: Any, depth: int) -> int:
 
 
 def _check_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    if (found := _counted("settings", settings, 0)) > MAX_SETTINGS:
-        raise ValueError(f"settings hold {found} values: give at most {MAX_SETTINGS}")
+    count = _number_of_values("settings", settings, 0)
+    if count > MAX_SETTINGS:
+        raise ValueError(f"settings hold {count} values: give at most {MAX_SETTINGS}")
     return settings
 
 
@@ -223,13 +234,14 @@ def _factory(value: str) -> str:
 
 
 class ModuleModel(Config):
-    """A torch module of one's own, records (N, *shape) -> logits (N, classes), no record of which depends on another.
+    """A torch module of one's own: records (N, *shape) -> logits (N, classes).
 
-    `factory`: `package.module:function` of an installed package, called with `settings`; it returns
-    the module. A hospital's site imports it only if its policy lists it. `trainable`: patterns of
-    parameter names, as `head.*`; empty: all that require a gradient. Everything else is a public
-    constant: what the factory makes at `seed`, or the file in `backbone_folder` whose SHA-256 is
-    `weights`, which may hold all parameters and buffers by name, or some.
+    The logits of a record must not depend on other records. `factory`: `package.module:function` of
+    an installed package, called with `settings`; it returns the module. A hospital's site imports
+    it only if its policy lists it. `trainable`: patterns of parameter names, as `head.*`; empty:
+    all that require a gradient. Everything else is a public constant: what the factory makes at
+    `seed`, or the file in `backbone_folder` whose SHA-256 is `weights`, which may hold all
+    parameters and buffers by name, or some.
     """
 
     kind: Literal["module"] = "module"
@@ -291,10 +303,18 @@ SitePrevalence = Literal["estimated"] | Prevalence
 def check_noised_estimate(
     key: str, prevalence: SitePrevalence | None, release: EvaluationRelease
 ) -> None:
-    """Refuse an estimate where results leave with noise: it moves every record's prediction by all the others'.
+    """Refuse an estimated prevalence where results leave with noise.
 
-    The noise covers what one unit adds to the sums itself, not what it does to the others'
-    predictions. Raises ValueError for an estimate under release `noised`; `key` is what to call it.
+    An estimate moves every record's prediction by all the others'. The noise covers what one unit
+    adds to the sums itself, not what it does to the others' predictions.
+
+    Args:
+        key: Name of the key, for the error.
+        prevalence: Shares of the classes, `estimated`, or None.
+        release: How results leave the site.
+
+    Raises:
+        ValueError: It is an estimate, and the release is `noised`.
     """
     if prevalence == "estimated" and release == "noised":
         raise ValueError(
@@ -306,7 +326,16 @@ def check_noised_estimate(
 def check_prevalence_classes(
     key: str, prevalence: Prevalence | SitePrevalence | None, classes: int
 ) -> None:
-    """Check that a declared prevalence has one share for each class of the records, or raise UserError naming `key`."""
+    """Check that a declared prevalence has one share for each class of the records.
+
+    Args:
+        key: Name of the key, for the error.
+        prevalence: Shares of the classes, `estimated`, or None.
+        classes: Number of classes, 2 or more.
+
+    Raises:
+        UserError: The number of shares is another.
+    """
     if isinstance(prevalence, tuple) and len(prevalence) != classes:
         raise UserError(
             f"{key} has {len(prevalence)} shares, the records have {classes} classes: give "

@@ -1,4 +1,4 @@
-"""What the records say of a file: one clear line out of a validation error, and which keys a kind has."""
+"""What the records say of a file: a validation error in one clear line, and a kind's keys."""
 
 import difflib
 import tomllib
@@ -21,7 +21,15 @@ Record = TypeVar("Record", bound=BaseModel)
 
 
 def read_toml(path: Path, what: str) -> dict[str, Any]:
-    """Read a TOML file, `what` in an error; UserError if it is absent or not TOML."""
+    """Read a TOML file.
+
+    Args:
+        path: Place of the file.
+        what: What an error calls it.
+
+    Raises:
+        UserError: It is absent or not TOML.
+    """
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -35,9 +43,16 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
 def read_record(
     model: type[Record], content: Mapping[str, Any], origin: str, folder: Path | None = None
 ) -> Record:
-    """Validate parsed TOML, whose paths start at `folder`.
+    """Validate parsed TOML.
 
-    UserError with one line, which begins with `origin`.
+    Args:
+        model: The record that it is to be.
+        content: The parsed file.
+        origin: What an error's line begins with.
+        folder: Where relative paths start; None: where the program runs.
+
+    Raises:
+        UserError: It is not valid; the error has one line.
     """
     try:
         return model.model_validate(content, context=folder)
@@ -55,7 +70,8 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
         if part != "[key]" and not (index and part in tags)
     ]
     key = ".".join(str(part) for part in location)
-    kind, value = first["type"], first.get("input")
+    kind = first["type"]
+    value = first.get("input")
     if kind == "extra_forbidden":
         allowed = _fields_at(model, first["loc"][:-1])
         close = difflib.get_close_matches(str(location[-1]), allowed, n=1)
@@ -72,12 +88,9 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
         return (
             f"{key} is {_short(value)}: it must be a table; {_table_at(model, first['loc'], value)}"
         )
-    described = (
-        _description_at(model, first["loc"]).removeprefix(", ")
-        if kind == "string_pattern_mismatch"
-        else ""
-    )
-    message = described or first["msg"].removeprefix("Value error, ")
+    message = first["msg"].removeprefix("Value error, ")
+    if kind == "string_pattern_mismatch":
+        message = _description_at(model, first["loc"]).removeprefix(", ") or message
     message = message[0].lower() + message[1:] if message else message
     if kind == "value_error" or location[-1:] == [SECRET]:
         return f"{key}: {message}" if key else message
@@ -93,17 +106,24 @@ def drop_keys_of_other_kinds(
     """Remove the keys of a section that its new kind does not have and another kind of it has.
 
     Keys that no kind has stay, and those that were given beside the kind, so that validation names
-    them. `content`: the whole file, of the record `model`; changed in place. `location`: where the
-    section stands, with its new kind.
+    them.
+
+    Args:
+        content: The whole file; changed in place.
+        location: Where the section stands, with its new kind.
+        model: The record of the whole file.
+        given: Keys that were given beside the kind.
     """
-    section, records = reduce(getitem, location, content), _records_at(model, location)
-    kinds = {value for switch in SWITCHES if isinstance(value := section.get(switch), str)}
-    chosen = [record for record in records if kinds & kinds_of(record)]
-    if not chosen:
+    section = reduce(getitem, location, content)
+    records = _records_at(model, location)
+    switches = [section.get(switch) for switch in SWITCHES]
+    kinds = {value for value in switches if isinstance(value, str)}
+    chosen_records = [record for record in records if kinds & kinds_of(record)]
+    if not chosen_records:
         return
-    kept = {name for record in chosen for name in record.model_fields}
-    known = {name for record in records for name in record.model_fields}
-    for name in (known - kept) & section.keys():
+    chosen_keys = {name for record in chosen_records for name in record.model_fields}
+    all_keys = {name for record in records for name in record.model_fields}
+    for name in (all_keys - chosen_keys) & section.keys():
         if (*location, name) not in given:
             del section[name]
 
