@@ -107,23 +107,22 @@ def files_digest(places: tuple[Path, ...]) -> str:
 
     What Python compiles for itself, `__pycache__`, is left out: it differs from machine to machine.
     """
-    files = {
-        (path, place)
-        for place in places
-        for path in files_below([place])
-        if "__pycache__" not in path.parts
-    }
-    named = sorted((path.relative_to(place.parent).as_posix(), path) for path, place in files)
+    named_files: set[tuple[str, Path]] = set()
+    for place in places:
+        for path in files_below([place]):
+            if "__pycache__" not in path.parts:
+                named_files.add((path.relative_to(place.parent).as_posix(), path))
+    in_order = sorted(named_files)
 
     def read() -> str:
         digest = hashlib.sha256()
-        for name, path in named:
+        for name, path in in_order:
             if path.is_file():
                 content = path.read_bytes()
                 digest.update(f"{name}\n{len(content)}\n".encode() + content)
         return digest.hexdigest()
 
-    return KEPT.get(("files digest", places), read, len, [path for _, path in named])
+    return KEPT.get(("files digest", places), read, len, [path for _, path in in_order])
 
 
 def _places(top: str) -> tuple[Path, ...]:

@@ -364,7 +364,7 @@ def apply_overrides(content: dict[str, Any], overrides: Sequence[str]) -> None:
                 "privacy.epsilon=2"
             )
         value = _toml_value(assignment, text.strip()) if text.strip() else None
-        set_key(content, key, value, given, f"setting {assignment!r}")
+        set_key(content, key, value, given=given, origin=f"setting {assignment!r}")
 
 
 def set_key(
@@ -401,7 +401,7 @@ def set_key(
         return
     table[name] = copy.deepcopy(value)
     if name in SWITCHES:
-        drop_keys_of_other_kinds(content, tuple(sections), Scenario, given)
+        drop_keys_of_other_kinds(content, location=tuple(sections), model=Scenario, given=given)
 
 
 def place_paths(content: Any, folder: Path) -> Any:

@@ -287,16 +287,7 @@ def _study_of(content: Mapping[str, Any]) -> Study:
         raise ValueError(f"study.order is {list(order)}: list each axis once: {', '.join(names)}")
     axes.sort(key=lambda axis: order.index(axis.name))
     making_runs = tuple(axis for axis in axes if axis.name not in SHIFT_AXES)
-    shift_axes = tuple(axis for name in SHIFT_AXES for axis in axes if axis.name == name)
-    if shift_axes and shift_axes[0].name != SHIFT_KIND:
-        raise ValueError(
-            f'axes.{SHIFT_SEVERITY} needs axes.{SHIFT_KIND} beside it, such as  ["contrast"]'
-        )
-    if shift_axes and section.shifted_copy_of is None:
-        raise ValueError(
-            "study.shifted_copy_of is missing: name the held-out site whose records "
-            f"{SHIFT_KIND} shifts"
-        )
+    shift_axes = _shift_axes(axes, section)
     labels = {axis.name: [value.label for value in axis.values] for axis in making_runs}
     _check_names(section, labels)
     scenario = {key: value for key, value in content.items() if key not in scenarios.STUDY_TABLES}
@@ -315,6 +306,24 @@ def _study_of(content: Mapping[str, Any]) -> Study:
         paper=paper,
         published=published,
     )
+
+
+def _shift_axes(axes: Sequence[Axis], section: StudySection) -> tuple[Axis, ...]:
+    """Return the axes over shifts, the kind first; refuse a severity without a kind or site."""
+    axes_by_name = {axis.name: axis for axis in axes}
+    shift_axes = tuple(axes_by_name[name] for name in SHIFT_AXES if name in axes_by_name)
+    if not shift_axes:
+        return ()
+    if SHIFT_KIND not in axes_by_name:
+        raise ValueError(
+            f'axes.{SHIFT_SEVERITY} needs axes.{SHIFT_KIND} beside it, such as  ["contrast"]'
+        )
+    if section.shifted_copy_of is None:
+        raise ValueError(
+            "study.shifted_copy_of is missing: name the held-out site whose records "
+            f"{SHIFT_KIND} shifts"
+        )
+    return shift_axes
 
 
 def write_study(study: Study, path: Path) -> None:

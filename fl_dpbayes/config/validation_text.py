@@ -64,11 +64,12 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
     """Say in one line what is wrong with the first bad key: key, value and remedy."""
     first = min(error.errors(include_url=False), key=lambda item: item["type"] == "missing")
     tags = _union_tags(model)
-    location = [
-        part
-        for index, part in enumerate(first["loc"])
-        if part != "[key]" and not (index and part in tags)
-    ]
+    location: list[int | str] = []
+    for index, part in enumerate(first["loc"]):
+        # Pydantic names a section's kind behind the section; the kind is no key of the file.
+        is_kind = index > 0 and part in tags
+        if part != "[key]" and not is_kind:
+            location.append(part)
     key = ".".join(str(part) for part in location)
     kind = first["type"]
     value = first.get("input")
