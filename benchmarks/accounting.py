@@ -1,4 +1,7 @@
-"""How fast and how tight the accounting is beside dp-accounting and Opacus, and what a reply of many levels costs."""
+"""How fast and how tight the accounting is beside dp-accounting and Opacus.
+
+It also measures what a reply costs in a plan of many noise levels.
+"""
 
 import time
 from collections.abc import Callable, Mapping
@@ -27,24 +30,30 @@ EACH: History = tuple(
 
 
 def rows(sizes: Sizes) -> Mapping[str, Callable[[], Record]]:
-    """Return the rows.
+    """Return the rows of the benchmark.
 
-    With 500 levels dp-accounting and Opacus PRV take minutes, so they are not asked.
+    With 500 levels dp-accounting and Opacus PRV take minutes, so only our methods run there.
 
-    Raises UserError if dp-accounting is not installed.
+    Args:
+        sizes: Unused: the histories have fixed lengths.
+
+    Returns:
+        The work of each row, by name.
+
+    Raises:
+        UserError: dp-accounting is not installed.
     """
     if find_spec("dp_accounting") is None:
         raise UserError("dp-accounting is not installed: pip install 'fl-dpbayes[bench]'")
     ours: dict[str, Method] = {"PLD of fl_dpbayes": pld_epsilon, "RDP of fl_dpbayes": rdp_epsilon}
-    others = {"PLD of dp-accounting": _dp_accounting, "PRV of Opacus": _opacus}
-    asked = [(FEW, *item) for item in (ours | others).items()] + [
-        (MANY, *item) for item in ours.items()
-    ]
-    timed = {
-        f"{name}, {len(history)} levels": partial(_timed, method, history)
-        for history, name, method in asked
-    }
-    return {**timed, "a plan of 1000 levels and its replies": partial(_replies, EACH)}
+    peers: dict[str, Method] = {"PLD of dp-accounting": _dp_accounting, "PRV of Opacus": _opacus}
+    work: dict[str, Callable[[], Record]] = {}
+    for name, method in (ours | peers).items():
+        work[f"{name}, {len(FEW)} levels"] = partial(_timed, method, FEW)
+    for name, method in ours.items():
+        work[f"{name}, {len(MANY)} levels"] = partial(_timed, method, MANY)
+    work["a plan of 1000 levels and its replies"] = partial(_replies, EACH)
+    return work
 
 
 def _timed(method: Method, history: History) -> Record:
@@ -54,8 +63,9 @@ def _timed(method: Method, history: History) -> Record:
 
 
 def _replies(plan: History) -> Record:
-    """Account for a plan and then for what each of its steps has spent, as a site does from reply to reply."""
-    planned, start = _timed(pld_epsilon, plan), time.process_time()
+    """Account for a plan and then for its first 1, 2, ... steps, as a site does at each reply."""
+    planned = _timed(pld_epsilon, plan)
+    start = time.process_time()
     for step in range(1, len(plan) + 1):
         prefix_epsilon(plan, step, DELTA)
     return {**planned, "ms a reply": 1e3 * (time.process_time() - start) / len(plan)}

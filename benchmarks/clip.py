@@ -1,4 +1,7 @@
-"""What a private step costs beside a plain one: whole steps of this library, of Opacus and of `torch.func`."""
+"""What a private step costs beside a plain one.
+
+Compared are whole steps of this library, of Opacus and of `torch.func`.
+"""
 
 import os
 import time
@@ -46,12 +49,12 @@ class _Block(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.before, self.mix, self.out = nn.LayerNorm(64), nn.Linear(64, 192), nn.Linear(64, 64)
-        self.between, self.wide, self.narrow = (
-            nn.LayerNorm(64),
-            nn.Linear(64, 256),
-            nn.Linear(256, 64),
-        )
+        self.before = nn.LayerNorm(64)
+        self.mix = nn.Linear(64, 192)
+        self.out = nn.Linear(64, 64)
+        self.between = nn.LayerNorm(64)
+        self.wide = nn.Linear(64, 256)
+        self.narrow = nn.Linear(256, 64)
         self.head = nn.Linear(64, 10)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -65,17 +68,18 @@ class _Block(nn.Module):
 
 
 def _group_norm_cnn() -> nn.Module:
-    first, second = nn.Conv2d(1, 16, 3, padding=1), nn.Conv2d(16, 32, 3, padding=1)
-    layers = [
-        first,
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1),
         nn.GroupNorm(4, 16),
         nn.ReLU(),
         nn.AvgPool2d(2),
-        second,
+        nn.Conv2d(16, 32, 3, padding=1),
         nn.GroupNorm(8, 32),
         nn.ReLU(),
-    ]
-    return nn.Sequential(*layers, nn.AvgPool2d(2), nn.Flatten(), nn.Linear(32 * 49, 10))
+        nn.AvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(32 * 49, 10),
+    )
 
 
 def _resnet() -> nn.Module:
@@ -85,11 +89,15 @@ def _resnet() -> nn.Module:
 
 
 class _Called(nn.Module):
-    """An MLP 784-64-10 whose weights are used outside of their layers: only `torch.func` can take it."""
+    """An MLP 784-64-10 whose weights are used outside of their layers.
+
+    Only `torch.func` can take it.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.last = nn.Linear(784, 64), nn.Linear(64, 10)
+        self.first = nn.Linear(784, 64)
+        self.last = nn.Linear(64, 10)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         hidden = functional.linear(images.flatten(1), self.first.weight, self.first.bias).relu()
@@ -98,7 +106,15 @@ class _Called(nn.Module):
 
 @dataclass(frozen=True)
 class Case:
-    """A model, the shape of its records, the size of its batches, the number of classes, and where it is trained."""
+    """What is trained in a row of the benchmark.
+
+    Attributes:
+        model: A model of the configuration, or a function that builds a module.
+        shape: Shape of one record.
+        batch: Records of a batch; of private ones the expected number.
+        classes: Number of classes.
+        device: Where torch computes: `cpu` or `cuda`.
+    """
 
     model: Any
     shape: tuple[int, ...]
@@ -135,29 +151,43 @@ def rows(sizes: Sizes) -> Mapping[str, Callable[[], Record]]:
 
 
 def compared(case: Case, repeats: int) -> Record:
-    """Return the milliseconds of a plain SGD step, what a private one takes of it by each method, and its memory.
+    """Measure the time and memory of private steps beside plain SGD steps.
 
     All are whole steps, interleaved, in CPU time on one core: medians of `repeats`. A step draws
     its batch, and where it is private clips, sums, adds noise and steps. Ours is `run_chain` with
     Poisson batches, padding and float64 sums; the others take batches of one size and float32.
+
+    Args:
+        case: What is trained.
+        repeats: Steps of each method.
+
+    Returns:
+        The milliseconds of a plain step, the steps of each method over it, and the MiB beyond it.
     """
     on_one_core()
-    return steps_beside(case, {"plain": plain_step(case)} | peers(case), repeats) | beyond_plain(
-        case
-    )
+    steps = {"plain": plain_step(case)} | peers(case)
+    return steps_beside(case, steps, repeats) | beyond_plain(case)
 
 
 def on_one_core() -> None:
-    """Compute on one core: a thread that draws noise beside would take CPU time by sharing caches."""
+    """Compute on one core.
+
+    A thread that draws noise on another core would take CPU time by sharing caches.
+    """
     torch.set_num_threads(1)
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
 
 
 def steps_beside(case: Case, others: Mapping[str, Callable[[], None]], repeats: int) -> Record:
-    """Time our whole steps and others' in turn, `repeats` of each.
+    """Time our whole steps and those of other methods in turn.
+
+    Args:
+        case: What is trained.
+        others: One step of each other method, by its name; `plain` among them.
+        repeats: Steps of each method.
 
     Returns:
-        The milliseconds of a plain step, and the median of each other's steps over that of plain ones.
+        The milliseconds of a plain step, and each method's median over that of plain steps.
     """
     spent = defaultdict[str, list[float]](list)
     since = 0.0
@@ -180,34 +210,38 @@ def steps_beside(case: Case, others: Mapping[str, Callable[[], None]], repeats: 
 
 
 def train(case: Case, steps: int, on_step: Callable[..., None] | None = None) -> None:
-    """Run a private chain on made-up records."""
+    """Run a private chain on made-up records.
+
+    Args:
+        case: What is trained.
+        steps: Steps of the chain.
+        on_step: Called after each step with its number.
+    """
     sampler = SGD(step_size=ConstantStepSize(initial=STEP), prior=FlatPrior())
     privacy = PrivacyPlan(epsilon=1.0, delta=1e-6, sampling_rate=RATE, clip_norm=NORM)
-    sizes: Any = {
-        "rounds": 1,
-        "steps_per_round": steps,
-        "burn_in": 0,
-        "thinning": steps,
-        "chain_start": "broadcast",
-    }
-    plan = TrainingPlan(sampler=sampler, privacy=privacy, **sizes)
+    plan = TrainingPlan(
+        sampler=sampler,
+        privacy=privacy,
+        rounds=1,
+        steps_per_round=steps,
+        burn_in=0,
+        thinning=steps,
+        chain_start="broadcast",
+    )
     module = case.build()
     features, labels = (values.cpu().numpy().copy() for values in _records(case))
-    # As those of a site.
+    # A site's records are read-only too.
     features.flags.writeable = False
-    records, start = (
-        TrainingRecords(features, labels, np.arange(len(labels))),
-        {"parameters": to_vector(module)},
-    )
-    chain, streams = (
-        PlannedChain(plan, len(labels), np.ones(steps)),
-        Streams.from_entropy().of_chain(),
-    )
+    records = TrainingRecords(features, labels, np.arange(len(labels)))
+    start = {"parameters": to_vector(module)}
+    chain = PlannedChain(plan, len(labels), np.ones(steps))
+    streams = Streams.from_entropy().of_chain()
     run_chain(module, records, chain, range(steps), start, streams, on_step)
 
 
 def _records(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
-    generator, units = torch.Generator().manual_seed(0), int(case.batch / RATE)
+    generator = torch.Generator().manual_seed(0)
+    units = int(case.batch / RATE)
     labels = torch.randint(case.classes, (units,), generator=generator)
     features = torch.randn((units, *case.shape), generator=generator)
     return features.to(case.device), labels.to(case.device)
@@ -238,15 +272,14 @@ def _training_step(
 def peers(case: Case) -> dict[str, Callable[[], None]]:
     """Return what does one private step by each other method that takes the model."""
     warnings.simplefilter("ignore")
-    made = {"ghost": partial(_opacus, case, "ghost")}
-    if (
-        4 * case.batch * sum(value.numel() for value in case.build().parameters())
-        <= _LARGEST_GRADIENTS[case.device]
-    ):
-        made |= {mode: partial(_opacus, case, mode) for mode in ("hooks", "functorch")}
-        made["func.vmap"] = partial(_func_vmap, case)
+    makers = {"ghost": partial(_opacus, case, "ghost")}
+    parameters = sum(value.numel() for value in case.build().parameters())
+    gradient_bytes = 4 * case.batch * parameters
+    if gradient_bytes <= _LARGEST_GRADIENTS[case.device]:
+        makers |= {mode: partial(_opacus, case, mode) for mode in ("hooks", "functorch")}
+        makers["func.vmap"] = partial(_func_vmap, case)
     steps = {}
-    for name, make in made.items():
+    for name, make in makers.items():
         # Opacus cannot take every model (in-place additions, weights called).
         with suppress(RuntimeError, AttributeError, ValueError):
             step = make()
@@ -270,7 +303,8 @@ def _opacus(case: Case, mode: str) -> Callable[[], None]:
 
 
 def _func_vmap(case: Case) -> Callable[[], None]:
-    module, (features, labels) = case.build(), _records(case)
+    module = case.build()
+    features, labels = _records(case)
     values = {name: value.detach() for name, value in module.named_parameters()}
 
     def loss(
@@ -296,15 +330,15 @@ def _func_vmap(case: Case) -> Callable[[], None]:
 
 
 def beyond_plain(case: Case) -> Record:
-    """Return how many MiB private steps take beyond what plain ones do, each in a process of their own."""
+    """Return how many MiB private steps take beyond plain ones, each in its own process."""
     peaks = [alone(partial(_peak, case, private)) for private in (False, True)]
     return {"MiB beyond plain": (peaks[1] - peaks[0]) / MEBIBYTE}
 
 
 def _peak(case: Case, private: bool) -> int:
-    """Return by how many bytes five steps raise the resident memory of this process, checks included."""
+    """Return by how many bytes five steps raise this process's resident memory."""
     torch.set_num_threads(1)
-    # Libraries load.
+    # Libraries are loaded before the memory is measured.
     train(Case(LogisticModel(), (4,), 16), 1)
     plain_step(Case(LogisticModel(), (4,), 16))()
     # Forgets the peak so far (proc(5)).

@@ -1,4 +1,4 @@
-"""Federated DP MNIST beside the same written with Opacus and Flower's FedAvg: time and accuracy at equal epsilon.
+"""Time and accuracy of federated DP MNIST beside Opacus with Flower's FedAvg, at equal epsilon.
 
 Both run in one process on Flower's messages, without Ray: the same sites, records, model, batches,
 noise and plan.
@@ -33,8 +33,8 @@ from fl_dpbayes.models import build_model
 from fl_dpbayes.privacy import GaussianEvent, pld_epsilon, solve_plan
 from fl_dpbayes.report import stored_summary
 
-# Tried in deal 0 on the training sites' own test records; the most accurate there is for the deals
-# after.
+# Step sizes tried in deal 0. The most accurate one on the training sites' own test records serves
+# the deals after it.
 TRIED = (0.5, 1.0, 2.0, 4.0)
 CHOSEN = {"ours": 2.0, "Opacus and FedAvg": 2.0}
 SCORES = ("accuracy", "nll", "ece")
@@ -42,7 +42,14 @@ Part = tuple[torch.Tensor, torch.Tensor]
 
 
 def rows(sizes: Sizes) -> Mapping[str, Callable[[], Record]]:
-    """Return a row for each step size tried, and for each of `repeats` seeds (of deal, start and noise), at most 20."""
+    """Return a row for each step size tried, and for each seed of deal, start and noise.
+
+    Args:
+        sizes: `repeats` is the number of seeds; there are at most 20.
+
+    Returns:
+        The work of each row, by name.
+    """
     work = {"ours": ours, "Opacus and FedAvg": with_opacus}
     tried = {
         f"{name}, tried {step:g}": partial(run, step, 0)
@@ -62,33 +69,58 @@ def federation(step: float, seed: int) -> Scenario:
 
 
 def ours(step: float, seed: int) -> Record:
-    """Run it by this library: the last state is what FedAvg returns, `averaged` that of the chain's samples."""
+    """Run the federation by this library.
+
+    `test` scores are those of the last state, which is what FedAvg returns; `averaged` ones are
+    those of the chain's samples.
+
+    Args:
+        step: Step size.
+        seed: Seed of deal, start and noise.
+
+    Returns:
+        Costs as `simulated` returns them, scores, and the largest epsilon of a site.
+    """
     torch.set_num_threads(1)
-    found = simulated(partial(federation, step, seed), "inline", _results)
-    return found | {"wall s": found["prepare, s"] + found["run, s"]}
+    record = simulated(partial(federation, step, seed), "inline", _results)
+    return record | {"wall s": record["prepare, s"] + record["run, s"]}
 
 
 def _results(folder: Path) -> Record:
     summary = stored_summary(folder)
-    row = {(row["site"], row["predictor"]): row for row in summary["calibration"]}
-    found = {
-        "validation": row["pooled:train", "last"],
-        "test": row["official", "last"],
-        "averaged": row["official", "posterior"],
+    calibration = {(row["site"], row["predictor"]): row for row in summary["calibration"]}
+    rows_by_part = {
+        "validation": calibration["pooled:train", "last"],
+        "test": calibration["official", "last"],
+        "averaged": calibration["official", "posterior"],
     }
-    scores = {f"{where} {name}": of[name] for where, of in found.items() for name in SCORES}
+    scores = {
+        f"{part} {score}": row[score] for part, row in rows_by_part.items() for score in SCORES
+    }
     return scores | {"epsilon": max(site["epsilon"] for site in summary["privacy"])}
 
 
 def with_opacus(step: float, seed: int) -> Record:
-    """Run it by Opacus's ghost clipping inside Flower's FedAvg, with the noise multiplier that ours solves for."""
+    """Run the federation by Opacus's ghost clipping inside Flower's FedAvg.
+
+    The noise multiplier is the one that this library solves for.
+
+    Args:
+        step: Step size.
+        seed: Seed of deal, start and noise.
+
+    Returns:
+        Costs, scores, and the largest epsilon of a site.
+    """
     torch.set_num_threads(1)
     torch.manual_seed(seed)
-    start, scenario, ends = time.perf_counter(), federation(step, seed), list[tuple[float, float]]()
+    start = time.perf_counter()
+    scenario = federation(step, seed)
+    ends = list[tuple[float, float]]()
     spent = defaultdict[int, list[GaussianEvent]](list)
     with tempfile.TemporaryDirectory() as folder:
-        made = prepare_simulation(scenario, plan_sites(scenario, None), Path(folder))
-        sites = [load_site(read_site_file(path)) for path in made]
+        site_files = prepare_simulation(scenario, plan_sites(scenario, None), Path(folder))
+        sites = [load_site(read_site_file(path)) for path in site_files]
     *trained, held_out = sites
     rounds = scenario.training.rounds
     noise = float(
@@ -131,7 +163,8 @@ def _client_app(
 
     `spent` takes each node's steps as Opacus counts them.
     """
-    app, plan = ClientApp(), scenario.privacy
+    app = ClientApp()
+    plan = scenario.privacy
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
@@ -157,7 +190,8 @@ def _client_app(
             optimizer.step()
         private.cleanup()
         spent[context.node_id] += [GaussianEvent(*event) for event in engine.accountant.history]
-        size, state = MetricRecord({"num-examples": len(labels)}), ArrayRecord(module.state_dict())
+        size = MetricRecord({"num-examples": len(labels)})
+        state = ArrayRecord(module.state_dict())
         return Message(RecordDict({"size": size, "arrays": state}), reply_to=message)
 
     return app

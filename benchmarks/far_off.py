@@ -37,8 +37,9 @@ def _small_hospitals() -> list[str]:
     sizes = {
         site.name: site.train_units for site in plan_sites(load_scenario("stroke"), None).sites
     }
-    kept = sorted(sizes, key=lambda name: (sizes[name], name))[:SMALL_HOSPITALS]
-    return [*(f"sites.{name}=" for name in sizes if name not in kept), "evaluation.baselines=false"]
+    smallest = sorted(sizes, key=lambda name: (sizes[name], name))[:SMALL_HOSPITALS]
+    removals = [f"sites.{name}=" for name in sizes if name not in smallest]
+    return [*removals, "evaluation.baselines=false"]
 
 
 FEDERATIONS = {
@@ -63,14 +64,21 @@ def scenario_of(federation: str, rule: str, seed: int) -> Scenario:
     """Return an honest run; its seeds change the partition, the noise and who joins a batch."""
     name, overrides = FEDERATIONS[federation]
     seeds = (f"seed={seed + 1}", f"simulation.insecure_seed={seed + 1}")
-    shipped = [] if rule == "fald" else [f"aggregation={{rule='{rule}'}}"]
-    return load_scenario(name, [*overrides(), *shipped, *seeds])
+    # The scenarios are shipped with FALD and its settings.
+    aggregation = [] if rule == "fald" else [f"aggregation={{rule='{rule}'}}"]
+    return load_scenario(name, [*overrides(), *aggregation, *seeds])
 
 
 def measure(federation: str, rule: str, seed: int) -> dict[str, Any]:
-    """Run a federation.
+    """Run a federation and say which of its honest sites are called far off.
 
-    Return its training sites, which of them are named, and the distance of each.
+    Args:
+        federation: A key of `FEDERATIONS`.
+        rule: Aggregation rule.
+        seed: Seed of the partition, the noise and who joins a batch, from 0.
+
+    Returns:
+        The number of training sites, the names of those called far off, and each one's distance.
     """
     scenario = scenario_of(federation, rule, seed)
     summary = summary_of(scenario, lambda folder: InlineGrid(app, len(scenario.sites)))
@@ -80,7 +88,7 @@ def measure(federation: str, rule: str, seed: int) -> dict[str, Any]:
 
 
 def table(rows: list[dict[str, Any]]) -> pd.DataFrame:
-    """Show, for each federation and rule, how many runs named a site and how far the farthest one was."""
+    """Count the runs that named a site, and show the farthest site, by federation and rule."""
     frame = pd.DataFrame(
         {
             **row["cell"],
@@ -109,16 +117,15 @@ def main() -> None:
     parser.add_argument("--federations", nargs="+", choices=FEDERATIONS, default=list(FEDERATIONS))
     parser.add_argument("--rules", nargs="+", choices=RULES, default=list(RULES))
     chosen = parser.parse_args()
-    known = {json.dumps(row["cell"]) for row in measured(chosen.out)}
+    done = {json.dumps(row["cell"]) for row in measured(chosen.out)}
     for seed in range(chosen.seeds):
         for federation in chosen.federations:
             for rule in chosen.rules:
                 cell = {"federation": federation, "rule": rule, "seed": seed}
-                # Of one step a round FedPA has no covariance, and levels of hospitals are only for
-                # FALD.
-                if json.dumps(cell) in known or (
-                    rule != "fald" and federation.startswith("stroke")
-                ):
+                # With one step a round FedPA has no covariance, and only FALD takes hospital
+                # effects.
+                unsupported = rule != "fald" and federation.startswith("stroke")
+                if unsupported or json.dumps(cell) in done:
                     continue
                 line = json.dumps({"cell": cell, **measure(federation, rule, seed)})
                 with chosen.out.open("a") as file:

@@ -1,4 +1,7 @@
-"""What a private step costs on a GPU beside a plain one: time of this library, Opacus and `torch.func`, and memory."""
+"""What a private step costs on a GPU beside a plain one, in time and memory.
+
+Compared are this library, Opacus and `torch.func`.
+"""
 
 import gc
 import time
@@ -27,7 +30,17 @@ DEVICE = "cuda"
 
 
 def rows(sizes: Sizes) -> Mapping[str, Callable[[], Record]]:
-    """Return a row for each batch size and model."""
+    """Return a row for each batch size and model.
+
+    Args:
+        sizes: `repeats` is the number of stretches of five steps.
+
+    Returns:
+        The work of each row, by name.
+
+    Raises:
+        UserError: No CUDA device is here.
+    """
     if not torch.cuda.is_available():
         raise UserError("no CUDA device is here, and this benchmark is of one")
     return {
@@ -39,30 +52,38 @@ def rows(sizes: Sizes) -> Mapping[str, Callable[[], Record]]:
 
 
 def compared(case: Case, repeats: int) -> Record:
-    """Return the milliseconds of a plain SGD step, what a private one takes of it by each method, and their memory.
+    """Measure the time and memory of private steps beside plain SGD steps.
 
-    All are whole steps on data that lies on the GPU, in wall time over stretches of five steps, each
-    ended by a wait for the GPU, interleaved: medians of `repeats` stretches. Everything is computed
-    in float32, without TF32. Ours runs as at a site: `run_chain` with Poisson batches, padding,
-    float64 sums, noise of a stream cipher, and the algorithms that torch calls deterministic. The
-    others take batches of one size, float32, torch's own noise, and whichever algorithms torch
-    chooses. `MiB`: the greatest memory that tensors took at a time, records included.
+    All are whole steps on data that lies on the GPU. Stretches of five steps, each ended by a wait
+    for the GPU, are interleaved and measured in wall time. Everything is computed in float32,
+    without TF32. Ours runs as at a site: `run_chain` with Poisson batches, padding, float64 sums,
+    noise of a stream cipher, and the algorithms that torch calls deterministic. The others take
+    batches of one size, float32, torch's own noise, and whichever algorithms torch chooses.
+
+    Args:
+        case: What is trained.
+        repeats: Stretches of each method, of which medians are taken.
+
+    Returns:
+        The milliseconds of a plain step, the steps of each method over it, the greatest MiB that
+        tensors took at a time, records included, and the shape of a pass.
     """
     repeatable(torch.device(DEVICE))
     case = replace(case, device=DEVICE)
     with noted_shapes() as noted:
         train(case, 1)
         _predict(case)
-    shapes = {each.computation: each for each in noted}
+    shapes = {shape.computation: shape for shape in noted}
     shape = shapes["gradients"]
-    found: Record = {"MiB ours": _most_mebibytes(lambda: lambda: train(case, STEPS_FOR_MEMORY))}
+    record: Record = {"MiB ours": _most_mebibytes(lambda: lambda: train(case, STEPS_FOR_MEMORY))}
     torch.use_deterministic_algorithms(False)
-    others = {"plain": plain_step(case)} | peers(case)
-    found |= _steps_beside(case, others, repeats)
-    del others
+    steps = {"plain": plain_step(case)} | peers(case)
+    record |= _steps_beside(case, steps, repeats)
+    # Their memory is freed before that of plain steps is measured.
+    del steps
     torch.use_deterministic_algorithms(False)
-    found["MiB plain"] = _most_mebibytes(lambda: _several(plain_step(case)))
-    return found | {
+    record["MiB plain"] = _most_mebibytes(lambda: _several(plain_step(case)))
+    return record | {
         "book-keeping": float(gradient_engine(case.build(), case.shape).name == "book_keeping"),
         "rows a pass": float(shape.rows),
         "rows wanted": float(shape.wanted),
@@ -73,7 +94,8 @@ def compared(case: Case, repeats: int) -> Record:
 
 
 def _predict(case: Case) -> None:
-    module, record = case.build(), np.zeros((1, *case.shape), np.float32)
+    module = case.build()
+    record = np.zeros((1, *case.shape), np.float32)
     sample = {name: value.detach().cpu().numpy()[None] for name, value in module.named_parameters()}
     predict(module, sample, np.ones(1), record, device=DEVICE)
 
@@ -90,11 +112,11 @@ def _steps_beside(case: Case, others: Mapping[str, Callable[[], None]], repeats:
         spent["ours"].append(time.perf_counter() - since)
         torch.use_deterministic_algorithms(False)
         for name, step in others.items():
-            begun = time.perf_counter()
+            start = time.perf_counter()
             for _ in range(STRETCH):
                 step()
             torch.cuda.synchronize()
-            spent[name].append(time.perf_counter() - begun)
+            spent[name].append(time.perf_counter() - start)
         torch.use_deterministic_algorithms(True)
         since = time.perf_counter()
 

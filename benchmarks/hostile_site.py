@@ -1,4 +1,4 @@
-"""What one hostile site of four or of eight can do to each rule, under five attacks, and whether it is named.
+"""What one hostile site of four or eight can do to each rule by five attacks, and if it is named.
 
 python benchmarks/hostile_site.py --out cells.jsonl --sites 4 8 --seeds 1 --rules fald mixture
 
@@ -74,7 +74,15 @@ PARTITIONS = {"honest": "{kind='iid'}", "skewed": "{kind='dirichlet', alpha=0.5,
 
 @dataclass(frozen=True)
 class Cell:
-    """One run: a rule at a noise with so many training sites, of which one does what `case` says."""
+    """One run.
+
+    Attributes:
+        rule: Aggregation rule, a key of `RULES`.
+        noise: One of `NOISES`.
+        sites: Number of training sites.
+        seed: Seed of partition, start and noise, from 0.
+        case: What the hostile site does, one of `CASES`.
+    """
 
     rule: str
     noise: str
@@ -134,10 +142,14 @@ UNBOUNDED = 1e3
 
 @dataclass(frozen=True)
 class View:
-    """What a hostile site knows: d parameters each of `start`, and fitted to its records with right and wrong labels.
+    """What a hostile site knows in a round.
 
-    `honest`, (m, d): its own honest chain after each kept step and last. `farthest`, (m,): how far
-    from the start each may be.
+    Attributes:
+        start: Parameters that the round starts from, shape (d,).
+        right: Parameters fitted to its records with their labels, shape (d,).
+        wrong: Parameters fitted to its records with wrong labels, shape (d,).
+        honest: States of its own honest chain that it would send, shape (m, d).
+        farthest: How far from the start each of the m states may be, shape (m,).
     """
 
     start: Floats
@@ -156,19 +168,22 @@ def relabel(view: View) -> Floats:
 
 
 def reverse(view: View) -> Floats:
-    """Go away from what the records teach as far as is accepted: the opposite of what honest sites do."""
+    """Go away from what the records teach, as far as the server accepts."""
     return view.start - WITHIN * view.farthest[:, np.newaxis] * _unit(view.right - view.start)
 
 
 def frozen(view: View) -> Floats:
-    """Go to a model of wrong labels that is too sure, and stay: a chain without spread looks most precise."""
+    """Go to a model of wrong labels that is too sure, and stay there.
+
+    A chain without spread looks most precise.
+    """
     way = FROZEN_NORM * view.wrong - view.start
     lengths = np.minimum(WITHIN * view.farthest, np.linalg.norm(way))
     return view.start + lengths[:, np.newaxis] * _unit(way)
 
 
 def hidden(view: View) -> Floats:
-    """Go as far as an honest chain does, equally in every parameter and always towards wrong labels.
+    """Go as far as an honest chain, by equal steps in every parameter, towards wrong labels.
 
     Source: Baruch, Baruch and Goldberg 2019, "A little is enough: circumventing defenses for
     distributed learning".
@@ -196,9 +211,9 @@ SCORES = {"accuracy": -1, "auroc": -1, "nll": 1}
 
 def with_trace_of_noise(states: Floats, view: View) -> Floats:
     """Add a little of honest noise, so that no parameter is constant."""
-    return states + TRACE * (
-        view.honest - view.honest.mean(axis=0) if len(view.honest) > 1 else 0.0
-    )
+    if len(view.honest) == 1:
+        return states
+    return states + TRACE * (view.honest - view.honest.mean(axis=0))
 
 
 class HostileGrid(InlineGrid):
@@ -227,39 +242,45 @@ class HostileGrid(InlineGrid):
         return reply
 
     def _spoil(self, message: Message, reply: Message) -> None:
-        arrays, sent = (
-            content.array_records["arrays"] for content in (reply.content, message.content)
-        )
+        """Replace the states of an honest reply by those of the attack."""
+        arrays = reply.content.array_records["arrays"]
+        sent = message.content.array_records["arrays"]
         request = read_header(TrainRequest, message.content.config_records["config"]["record"])
         record = read_header(TrainReply, reply.content.config_records["config"]["record"])
         start = without_prefix("start", {name: array.numpy() for name, array in sent.items()})
         bound = displacements(request, record.privacy.units, start, record.steps)
         farthest = np.full(record.steps, UNBOUNDED) if bound is None else bound[:, 0]
-        kept = [
+        kept_steps = [
             step for step in range(record.steps) if request.plan.is_kept(record.first_step + step)
         ]
         released = {name: array.numpy() for name, array in arrays.items()}
-        samples, last = (
-            without_prefix(prefix, released) for prefix in ("samples", "last/parameters")
-        )
+        samples = without_prefix("samples", released)
         states = [
-            *({name: array[row] for name, array in samples.items()} for row in range(len(kept))),
-            last,
+            {name: array[row] for name, array in samples.items()} for row in range(len(kept_steps))
         ]
+        states.append(without_prefix("last/parameters", released))
         module = build_model(request.model, request.task, seed=0)
-        all_states = (without_prefix("parameters", start), *states)
-        began, *honest = (arrays_to_vector(each, module).double().numpy() for each in all_states)
+
+        def vector_of(state: Mapping[str, npt.NDArray]) -> Floats:
+            return arrays_to_vector(state, module).double().numpy()
+
         right, wrong = self._fitted
-        view = View(began, right, wrong, np.stack(honest), farthest[[*kept, record.steps - 1]])
+        view = View(
+            start=vector_of(without_prefix("parameters", start)),
+            right=right,
+            wrong=wrong,
+            honest=np.stack([vector_of(state) for state in states]),
+            farthest=farthest[[*kept_steps, record.steps - 1]],
+        )
         spoilt = torch.from_numpy(with_trace_of_noise(self._attack(view), view))
         for name, values in vector_to_arrays(spoilt, module).items():
-            if kept:
+            if kept_steps:
                 arrays[f"samples/{name}"] = Array(values[:-1])
             arrays[f"last/parameters/{name}"] = Array(values[-1])
 
     @cached_property
     def _fitted(self) -> list[Floats]:
-        """Fit the model of the right labels and that of the wrong ones, without noise, to the site's own records."""
+        """Fit a model to the right labels of the site's records and one to wrong labels."""
         site = load_site(read_site_file(self._site_file))
         assert site.train is not None
         features, labels, classes = site.train.features, site.train.labels, site.task.classes
@@ -289,20 +310,22 @@ def measure(cell: Cell) -> dict[str, Any]:
     def grid_of(site_files: Path) -> InlineGrid:
         if attack is None:
             return InlineGrid(app, len(scenario.sites))
-        (own,) = site_files.glob(f"*-{cell.hostile}.toml")
-        return HostileGrid(app, len(scenario.sites), node=cell.node, site_file=own, attack=attack)
+        (site_file,) = site_files.glob(f"*-{cell.hostile}.toml")
+        return HostileGrid(
+            app, len(scenario.sites), node=cell.node, site_file=site_file, attack=attack
+        )
 
     summary = summary_of(scenario, grid_of)
     (held_out,) = (name for name, site in scenario.sites.items() if site.role == "held_out")
-    kept = {(row["site"], row["predictor"]): row for row in summary["calibration"]}
-    row = kept[held_out, "posterior"]
-    participation = {each["site"]: each for each in summary["participation"]}
-    far = {site: (each["distance"] or 0.0) > LARGEST_RATIO for site, each in participation.items()}
+    calibration = {(row["site"], row["predictor"]): row for row in summary["calibration"]}
+    scores = calibration[held_out, "posterior"]
+    participation = {row["site"]: row for row in summary["participation"]}
+    far = {site: (row["distance"] or 0.0) > LARGEST_RATIO for site, row in participation.items()}
     shortened = " ".join(text for text in summary["warnings"] if "was shortened" in text)
     return {
-        "accuracy": row["accuracy"],
-        "nll": row["nll"],
-        "auroc": row["auroc"],
+        "accuracy": scores["accuracy"],
+        "nll": scores["nll"],
+        "auroc": scores["auroc"],
         "named": far[cell.hostile],
         "others": sum(far.values()) - far[cell.hostile],
         "distance": participation[cell.hostile]["distance"],
@@ -314,7 +337,12 @@ def measure(cell: Cell) -> dict[str, Any]:
 
 
 def summary_of(scenario: Scenario, grid_of: Callable[[Path], InlineGrid]) -> dict[str, Any]:
-    """Run a scenario on the grid that is made for a folder of site files, and return its summary."""
+    """Run a scenario and return its summary.
+
+    Args:
+        scenario: What runs.
+        grid_of: Makes the grid from the folder of site files.
+    """
     with tempfile.TemporaryDirectory(prefix="fl-dpbayes-hostile-") as parent:
         folder = Path(parent) / "run"
         prepare_simulation(scenario, plan_sites(scenario, None), folder)
@@ -329,17 +357,21 @@ def _unit(vector: Floats) -> Floats:
 
 
 def _of_classes(values: Floats) -> Floats:
-    """Share what a fit of two classes says of the second one between both."""
-    return np.concatenate([-values, values]) / 2 if len(values) == 1 else values
+    """Split a two-class fit's parameters, which are of the second class, between both classes."""
+    if len(values) > 1:
+        return values
+    return np.concatenate([-values, values]) / 2
 
 
 def measured(path: Path) -> list[dict[str, Any]]:
     """Read the cells that a file holds."""
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def flat(lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Put what names a cell beside what was found of it."""
+    """Put the fields of each cell and its results into one record."""
     return [{**line["cell"], **{key: line[key] for key in line if key != "cell"}} for line in lines]
 
 
@@ -417,9 +449,9 @@ def markdown(lines: Mapping[str, Sequence[str]]) -> str:
 
 def add_line(path: Path, cell: Cell) -> None:
     """Measure a cell and append it to a file."""
-    began = time.process_time()
-    found = measure(cell)
-    line = {"cell": asdict(cell), **found, "seconds": round(time.process_time() - began, 1)}
+    start = time.process_time()
+    results = measure(cell)
+    line = {"cell": asdict(cell), **results, "seconds": round(time.process_time() - start, 1)}
     with path.open("a") as file:
         file.write(json.dumps(line) + "\n")
 
@@ -448,10 +480,11 @@ def main() -> None:
     for seed, rule, noise, sites in settings:
         done = flat(measured(chosen.out))
         first = cells_of(done, rule=rule, noise=noise, sites=sites, seed=0)
-        known = cells_of(done, rule=rule, noise=noise, sites=sites, seed=seed)
+        measured_cells = cells_of(done, rule=rule, noise=noise, sites=sites, seed=seed)
+        measured_cases = {row["case"] for row in measured_cells}
         cases = ("honest", *worst_attacks(first)) if chosen.worst and seed > 0 else CASES
         for case in cases:
-            if case not in {row["case"] for row in known}:
+            if case not in measured_cases:
                 add_line(chosen.out, Cell(rule, noise, sites, seed, case))
     rows = flat(measured(chosen.out))
     for score in SCORES:

@@ -1,4 +1,4 @@
-"""How often the 95 % intervals hold the truth, on simulated models whose calibration error is known.
+"""How often the 95 % intervals hold the truth, on simulated models of known calibration error.
 
 python benchmarks/interval_coverage.py --replicates 1000
 
@@ -84,9 +84,12 @@ DISTORTIONS = (*FREQUENCIES, SITES)
 
 
 class TestSets(NamedTuple):
-    """R independent test sets of n records of one model: confidence, true probability of being right, and whether.
+    """R independent test sets of n records of one model.
 
-    Each of shape (R, n).
+    Attributes:
+        confidence: Confidence in the predicted class, shape (R, n).
+        frequency: True probability that it is right, shape (R, n).
+        right: Whether it is right, shape (R, n).
     """
 
     confidence: Floats
@@ -97,7 +100,15 @@ class TestSets(NamedTuple):
 def draw_test_sets(
     law: str, distortion: str, n: int, replicates: int, generator: np.random.Generator
 ) -> TestSets:
-    """Draw R = `replicates` test sets of n records with confidences by `law`, wrong by `distortion`."""
+    """Draw test sets of a model.
+
+    Args:
+        law: Law of the confidences, a key of `CONFIDENCES`.
+        distortion: How the confidences err, one of `DISTORTIONS`.
+        n: Records of a test set.
+        replicates: Number R of test sets.
+        generator: Source of all draws.
+    """
     p = CONFIDENCES[law](generator, replicates * n)
     if distortion == SITES:
         shares, slopes = zip(*SITE_SHARES, strict=True)
@@ -123,11 +134,19 @@ def measure(
 ) -> dict[str, float]:
     """Measure coverage and width of the intervals.
 
-    `noise_std`: standard deviation of the noise on each released sum; 0: exact sums. Returns of the
-    debiased RMS error, given the confidences: mean truth, coverage, width, shares of intervals
-    wholly `above` and `below` the truth and of those that hold 0; `spread` is the standard
-    deviation of the number of right answers. With exact sums also the coverage of the other
-    metrics' intervals.
+    Args:
+        law: Law of the confidences, a key of `CONFIDENCES`.
+        distortion: How the confidences err, one of `DISTORTIONS`.
+        n: Records of a test set.
+        noise_std: Standard deviation of the noise on each released sum; 0: exact sums.
+        replicates: Number of test sets.
+        seed: Seed of all draws.
+
+    Returns:
+        Of the debiased RMS error, given the confidences: mean truth, coverage, width, and the
+        shares of intervals wholly `above` and `below` the truth and of those that hold 0.
+        `spread` is the standard deviation of the number of right answers. With exact sums also
+        the coverage of the other metrics' intervals.
     """
     streams = Streams.from_insecure_seed(seed, f"interval-coverage {law} n={n} noise={noise_std:g}")
     generator = streams.generator(distortion)
@@ -141,9 +160,11 @@ def measure(
 
 
 def _rms(drawn: TestSets, noise_std: float, generator: np.random.Generator) -> dict[str, float]:
-    ends, truths = [], []
+    ends = []
+    truths = []
     for table in binned(drawn, REPORT_BINS):
-        noise, released = np.zeros(len(table)), table[:, :3]
+        noise = np.zeros(len(table))
+        released = table[:, :3]
         if noise_std:
             # The true sums travel along, so that bins that are joined by their noisy counts keep
             # their truth.
@@ -160,7 +181,8 @@ def _rms(drawn: TestSets, noise_std: float, generator: np.random.Generator) -> d
     if not ends:
         return values
     (low, high), truth = np.transpose(ends), np.array(truths)
-    above, below = low > truth + ROUNDING, high < truth - ROUNDING
+    above = low > truth + ROUNDING
+    below = high < truth - ROUNDING
     shares = {
         "truth": truth,
         "coverage": ~above & ~below,
@@ -174,7 +196,7 @@ def _rms(drawn: TestSets, noise_std: float, generator: np.random.Generator) -> d
 
 @functools.cache
 def _population_scores(law: str, distortion: str, seed: int) -> dict[str, float]:
-    """Return accuracy, NLL and Brier score (two classes) over many records like those of the test sets."""
+    """Return the mean accuracy, NLL and Brier score (two classes) over the population."""
     generator = Streams.from_insecure_seed(seed, f"interval-coverage population {law}").generator(
         distortion
     )

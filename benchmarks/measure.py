@@ -1,11 +1,14 @@
-"""What every benchmark shares: rows measured in processes of their own, their JSON with the machine, their table."""
+"""What every benchmark shares.
+
+Rows are measured in processes of their own, kept as JSON that names the machine, and printed.
+"""
 
 import importlib.metadata
 import json
 import os
 import platform
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
@@ -27,9 +30,12 @@ _PACKAGES = ("fl-dpbayes", "torch", "numpy", "opacus", "flwr", "ray")
 
 @dataclass(frozen=True)
 class Sizes:
-    """How large a benchmark is: steps, rounds or seeds; sites at most.
+    """How large a benchmark is.
 
-    And the engine of simulations.
+    Attributes:
+        repeats: Number of steps, rounds or seeds.
+        sites: Largest number of sites.
+        engine: Engine of simulations.
     """
 
     repeats: int
@@ -51,53 +57,73 @@ def measure_rows(
     *,
     on_gpu: bool = False,
 ) -> None:
-    """Measure a benchmark's rows whose names contain `only`, one after the other, and print their table.
+    """Measure rows of a benchmark, one after the other, and print their table.
 
-    `file`: keeps them as JSON after each; what it has already is not measured again. `-`: JSON is
-    printed instead. `on_gpu`: rows are measured in this process, which CUDA is started in once, and
-    the GPU is named. Raises UserError if there is no such row, it cannot be measured, or the file is
-    of another benchmark or machine.
+    Args:
+        name: Name of the benchmark.
+        rows: The work of each row, by name.
+        only: A part of the names of the rows to measure, in any case; empty: all.
+        file: Keeps the rows as JSON after each; rows that it holds are not measured again. `-`:
+            JSON is printed instead of the table.
+        console: Where the table is printed.
+        on_gpu: Whether rows are measured in this process, where CUDA starts once.
+
+    Raises:
+        UserError: There is no such row, a row cannot be measured, or the file is of another
+            benchmark or machine.
     """
     chosen = {row: work for row, work in rows.items() if only.lower() in row.lower()}
     if not chosen:
         raise UserError(f"--only {only!r} names no row: give a part of one of {', '.join(rows)}")
-    found: dict[str, Any] = {"benchmark": name, "machine": _machine(on_gpu), "rows": {}}
+    results: dict[str, Any] = {"benchmark": name, "machine": _machine(on_gpu), "rows": {}}
     path = None if file in (None, "-") else Path(str(file))
     if path is not None and path.exists():
-        before: Any = None
-        with written(path), suppress(ValueError):
-            before = json.loads(path.read_text(encoding="utf-8"))
-        rows_before = before.get("rows") if isinstance(before, dict) else None
-        if not isinstance(rows_before, dict) or before | {"rows": {}} != found:
-            raise UserError(
-                f"{path} is of another benchmark, machine or version: give another --json, "
-                "or delete it"
-            )
-        found = before
+        results = _results_to_extend(path, results)
     elif path is not None:
-        write_atomically(path, json.dumps(found))
+        write_atomically(path, json.dumps(results))
     for row, work in chosen.items():
-        if row not in found["rows"]:
+        if row not in results["rows"]:
             with console.status(row):
                 load = os.getloadavg()[0]
-                record = {"load before": load, **(work() if on_gpu else alone(work))}
-            found["rows"][row] = {
+                record = work() if on_gpu else alone(work)
+            results["rows"][row] = {
                 "measured": f"{time.strftime('%Y-%m-%d %H:%M', time.gmtime())} UTC",
+                "load before": load,
                 **record,
             }
             if path is not None:
-                write_atomically(path, json.dumps(found, indent=1) + "\n")
-    shown = json.dumps(found)
-    if file != "-":
-        table = pd.DataFrame({row: found["rows"][row] for row in chosen})
-        shown = (table.T if len(chosen) > len(table) else table).to_string(
-            float_format="{:.4g}".format, na_rep="-"
+                write_atomically(path, json.dumps(results, indent=1) + "\n")
+    text = json.dumps(results) if file == "-" else _table_text(results["rows"], list(chosen))
+    console.print(text, soft_wrap=True, markup=False, highlight=False)
+
+
+def _results_to_extend(path: Path, empty: dict[str, Any]) -> dict[str, Any]:
+    """Read a file of earlier rows, which must equal `empty` but for its rows."""
+    results: Any = None
+    with written(path), suppress(ValueError):
+        results = json.loads(path.read_text(encoding="utf-8"))
+    rows = results.get("rows") if isinstance(results, dict) else None
+    if not isinstance(rows, dict) or results | {"rows": {}} != empty:
+        raise UserError(
+            f"{path} is of another benchmark, machine or version: give another --json, or delete it"
         )
-    console.print(shown, soft_wrap=True, markup=False, highlight=False)
+    return results
+
+
+def _table_text(records: Mapping[str, Any], names: Sequence[str]) -> str:
+    """Return a table with one row for each name, or one column where names are few."""
+    table = pd.DataFrame({name: records[name] for name in names})
+    if len(names) > len(table):
+        table = table.T
+    return table.to_string(float_format="{:.4g}".format, na_rep="-")
 
 
 def alone(work: Callable[[], Any]) -> Any:
-    """Do work in a fresh process that prints nothing; raises UserError if the process dies."""
+    """Do work in a fresh process that prints nothing.
+
+    Raises:
+        UserError: The process dies.
+    """
     with ProcessPoolExecutor(1, get_context("spawn"), initializer=_quiet) as process:
         try:
             return process.submit(work).result()
@@ -109,7 +135,7 @@ def alone(work: Callable[[], Any]) -> Any:
 
 def peak_bytes() -> int:
     """Return the greatest resident memory of this process so far."""
-    # Not getrusage: a process inherits the peak of the one that started it.
+    # With getrusage a process inherits the peak of the one that started it.
     status = Path("/proc/self/status").read_text(encoding="ascii")
     return 1024 * next(
         int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:")
@@ -141,9 +167,9 @@ def _machine(on_gpu: bool = False) -> dict[str, Any]:
     }
     # What is loaded before all else may change what libraries take the processor for.
     preloaded = os.environ.get("LD_PRELOAD")
-    told = {"preloaded": Path(preloaded).name} if preloaded else {}
+    surroundings = {"preloaded": Path(preloaded).name} if preloaded else {}
     if on_gpu:
         import torch
 
-        told |= {"gpu": torch.cuda.get_device_name(), "CUDA": str(torch.version.cuda)}
-    return machine | told | versions
+        surroundings |= {"gpu": torch.cuda.get_device_name(), "CUDA": str(torch.version.cuda)}
+    return machine | surroundings | versions

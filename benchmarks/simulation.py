@@ -1,4 +1,4 @@
-"""What a simulation costs by stage, how that grows with its sites, and what commands cost in all."""
+"""What a simulation costs by stage, how that grows with its sites, and what commands cost."""
 
 import json
 import resource
@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from benchmarks.measure import MEBIBYTE, Record, Sizes, peak_bytes
 from fl_dpbayes.config import Resources, Scenario, load_scenario
 from fl_dpbayes.config.scenario import scenario_folder
 
-# Whose time it is: the innermost of these that runs, or that called what runs.
+# A moment belongs to the innermost frame whose file name holds one of these parts.
 STAGES = {
     "/fl_dpbayes/samplers/": "chain",
     "/clients/evaluate.py": "evaluation",
@@ -34,7 +35,7 @@ STAGES = {
     "/clients/": "site, other",
     "/server/": "server",
     "<frozen importlib": "imports",
-    "/run/bench/simulation.py": "other",
+    "/benchmarks/simulation.py": "other",
 }
 COMMAND = [sys.executable, "-c", "from fl_dpbayes.cli import main; main()"]
 TICK_SECONDS = 0.005
@@ -65,7 +66,7 @@ def main(grid, context):
 
 
 def rows(sizes: Sizes) -> Mapping[str, Callable[[], Record]]:
-    """Return federations of 10, 100, ... made-up sites, shipped and larger scenarios, and commands."""
+    """Return rows of growing federations of made-up sites, of scenarios, and of commands."""
     scenarios: dict[str, Callable[[], Scenario]] = {
         **{
             f"{sites} sites": partial(growing_scenario, sites, sizes.repeats)
@@ -92,12 +93,20 @@ def rows(sizes: Sizes) -> Mapping[str, Callable[[], Record]]:
 
 
 def growing_scenario(sites: int, rounds: int, *changes: str) -> Scenario:
-    """Return a federation of so many sites with 100 made-up records each, whose rounds have one step."""
+    """Return a federation whose sites have 100 made-up records each.
+
+    Args:
+        sites: Number of training sites.
+        rounds: Number of rounds, of one step each.
+        changes: Further changes of the scenario, as of `--set`.
+    """
     trained = ",".join(f"site-{number}={{role='train'}}" for number in range(1, sites + 1))
+    records = RECORDS_PER_SITE * sites
     return load_scenario(
         "known-truth",
         [
-            f"data.source={{kind='logistic-2d',records={RECORDS_PER_SITE * sites},test_records={sites},sites={sites}}}",
+            f"data.source={{kind='logistic-2d',records={records},"
+            f"test_records={sites},sites={sites}}}",
             f"sites={{{trained}}}",
             f"training={{rounds={rounds},steps_per_round=1,burn_in=1,thinning=1}}",
             "privacy.delta=1e-3",
@@ -114,70 +123,93 @@ def simulated(
 ) -> Record:
     """Simulate a scenario in this process.
 
-    Return seconds by what took them, the peak, and `results` of its folder.
+    Args:
+        scenario: Returns the scenario.
+        engine: Name of the engine.
+        results: Reads further results from the run's folder.
 
-    Inline also CPU seconds by stage, imports since the process began included, and how many
-    milliseconds a median round takes for each site beyond its chain.
+    Returns:
+        What `results` reads, the seconds of each part of the run, and its peak in MiB. Of the
+        inline engine also CPU seconds by stage, where imports count since the process began, and
+        the milliseconds that a median round takes for each site beyond its chain.
     """
     from fl_dpbayes.engine import simulate
     from fl_dpbayes.engine.progress import EVENTS_FILE
     from fl_dpbayes.report.run_files import ROUNDS_FILE, read_csv
 
-    made, start = scenario(), time.perf_counter()
+    planned = scenario()
+    start = time.perf_counter()
     with tempfile.TemporaryDirectory() as parent, cpu_by_stage() as (spent, clock):
-        folder, plan = Path(parent, "run"), simulate.plan_sites(made, None)
-        simulate.new_folder(folder, made.name)
-        simulate.write_baselines(made, simulate.prepare_simulation(made, plan, folder), folder)
-        ready, before = time.perf_counter(), peak_bytes()
-        simulate.run_on(engine, made, folder, threading.Event())
+        folder = Path(parent, "run")
+        plan = simulate.plan_sites(planned, None)
+        simulate.new_folder(folder, planned.name)
+        site_files = simulate.prepare_simulation(planned, plan, folder)
+        simulate.write_baselines(planned, site_files, folder)
+        ready = time.perf_counter()
+        before = peak_bytes()
+        simulate.run_on(engine, planned, folder, threading.Event())
         ended = time.perf_counter()
-        of_rounds = [float(row["seconds"]) for row in read_csv(folder / ROUNDS_FILE)]
+        round_seconds = [float(row["seconds"]) for row in read_csv(folder / ROUNDS_FILE)]
         events = [
             json.loads(line)
             for line in (folder / EVENTS_FILE).read_text(encoding="utf-8").splitlines()
         ]
-        read = results(folder)
-    found = {
-        **read,
-        "rounds": len(of_rounds),
+        further = results(folder)
+    record = {
+        **further,
+        "rounds": len(round_seconds),
         "prepare, s": ready - start,
         "run, s": ended - ready,
-        "first round, s": of_rounds[0],
-        "median round, s": float(np.median(of_rounds)),
-        "last round, s": of_rounds[-1],
+        "first round, s": round_seconds[0],
+        "median round, s": float(np.median(round_seconds)),
+        "last round, s": round_seconds[-1],
         "before the run, MiB": before / MEBIBYTE,
         "peak, MiB": peak_bytes() / MEBIBYTE,
     }
     if engine != "inline":
-        return found
+        return record
     spent["imports"] += time.process_time() - sum(spent.values())
     outside = 1 - (spent["chain"] + spent["evaluation"]) / sum(spent.values())
-    trained = sum(site.role == "train" for site in made.sites.values())
-    begun, answered = (
-        [event["time"] for event in events if event["event"] == kind] for kind in ("train", "site")
-    )
-    of_a_round = float(np.median(np.diff(np.interp([*begun, answered[-1]], *np.transpose(clock)))))
+    training_sites = sum(site.role == "train" for site in planned.sites.values())
+    median_round = _median_round_cpu_seconds(events, clock)
+    chain_per_round = spent["chain"] / len(round_seconds)
     return {
-        **found,
+        **record,
         "CPU s": sum(spent.values()),
         "outside training and evaluation, %": 100 * outside,
-        "median round, CPU s": of_a_round,
+        "median round, CPU s": median_round,
         "a site's round beyond its chain, CPU ms": 1e3
-        * (of_a_round - spent["chain"] / len(of_rounds))
-        / trained,
+        * (median_round - chain_per_round)
+        / training_sites,
         **{f"{stage}, CPU s": spent[stage] for stage in dict.fromkeys(STAGES.values())},
     }
 
 
+def _median_round_cpu_seconds(
+    events: list[dict[str, Any]], clock: list[tuple[float, float]]
+) -> float:
+    """Return the median CPU seconds from one round's start to the next, or to the last reply."""
+    starts = [event["time"] for event in events if event["event"] == "train"]
+    replies = [event["time"] for event in events if event["event"] == "site"]
+    wall_times, cpu_times = np.transpose(clock)
+    return float(np.median(np.diff(np.interp([*starts, replies[-1]], wall_times, cpu_times))))
+
+
 @contextmanager
 def cpu_by_stage() -> Iterator[tuple[defaultdict[str, float], list[tuple[float, float]]]]:
-    """Count the CPU seconds of this process by stage, and at which time how many: it looks every few milliseconds."""
-    spent, clock = defaultdict[str, float](float), list[tuple[float, float]]()
+    """Count the CPU seconds of this process by stage, by a look at its stack every 5 ms.
+
+    Yields:
+        The CPU seconds of each stage, and pairs of the wall clock and the process's CPU clock.
+    """
+    spent = defaultdict[str, float](float)
+    clock = list[tuple[float, float]]()
     since = time.process_time()
 
     def look(_: int, frame: FrameType | None) -> None:
         nonlocal since
-        since, before = time.process_time(), since
+        before = since
+        since = time.process_time()
         spent[stage_of(frame)] += since - before
         clock.append((time.time(), since))
 
@@ -210,21 +242,22 @@ def command(*arguments: str) -> Record:
 
 
 def first_line() -> Record:
-    """Return how long after the command the quickstart's first line of a round comes from Flower."""
+    """Return the seconds from the command to the quickstart's first line of a round by Flower."""
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         call = [*COMMAND, "simulate", "quickstart", "--out", f"{folder}/run"]
         with subprocess.Popen(call, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             next(line for line in process.stdout if line.startswith("round "))
-            found = time.perf_counter() - start
+            seconds = time.perf_counter() - start
             process.terminate()
-    return {"run, s": found}
+    return {"run, s": seconds}
 
 
 def first_line_of_an_empty_app() -> Record:
-    """Return the same of an app with as many sites that does nothing, submitted in the same way."""
-    start, sites = time.time(), len(load_scenario("quickstart").sites)
+    """Return the seconds to the first line of an app that does nothing on as many sites."""
+    start = time.time()
+    sites = len(load_scenario("quickstart").sites)
     from fl_dpbayes.engine.flower_engine import EVENTS_FILE, run_flower, write_app
 
     def write_empty(app: Path) -> Path:

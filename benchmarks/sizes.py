@@ -1,4 +1,7 @@
-"""What a private step costs at other widths and batch sizes, beside width 16 and beside Opacus at its fastest."""
+"""What a private step costs at other widths and batch sizes.
+
+Widths are compared with width 16, batch sizes with the fastest mode of Opacus.
+"""
 
 import time
 from collections.abc import Callable, Mapping
@@ -19,13 +22,13 @@ from benchmarks.measure import Record, Sizes
 from fl_dpbayes.config import LogisticModel, MLPModel
 from fl_dpbayes.models import noted_shapes
 
-# Most are no multiples of 4: there some makers' processors computed rows otherwise, by where they
-# start.
+# Most are no multiples of 4: at these, some makers' processors computed a row differently by where
+# it starts in memory.
 WIDTHS = (5, 9, 13, 14, 25, 30, 50, 126)
 EVEN_WIDTH = 16
 BATCHES = (16, 64, 256, 1024)
 OPACUS = ("ghost", "hooks", "functorch")
-# A larger batch of it takes minutes.
+# A larger batch of this model takes minutes.
 LARGEST = {"ResNet-18 with GroupNorm": 64}
 LEFT_OUT = ("MLP 784-1000-10, B 256", "fallback: weights called")
 TURNS = 5
@@ -72,15 +75,17 @@ def beside_even_width(case: Callable[[int], Case], width: int, repeats: int) -> 
     on_one_core()
     with noted_shapes() as noted:
         train(case(width), 1)
-    shape = next(each for each in noted if each.computation == "gradients")
+    shape = next(shape for shape in noted if shape.computation == "gradients")
     spent: dict[int, list[float]] = {EVEN_WIDTH: [], width: []}
     for _ in range(TURNS):
-        for each, seconds in spent.items():
-            seconds += step_seconds(case(each), repeats)
-    taken = {each: float(np.median(seconds)) for each, seconds in spent.items()}
+        for measured_width, seconds in spent.items():
+            seconds += step_seconds(case(measured_width), repeats)
+    medians = {
+        measured_width: float(np.median(seconds)) for measured_width, seconds in spent.items()
+    }
     return {
-        "step, ms": 1e3 * taken[width],
-        "over width 16": taken[width] / taken[EVEN_WIDTH],
+        "step, ms": 1e3 * medians[width],
+        "over width 16": medians[width] / medians[EVEN_WIDTH],
         "rows a pass": shape.rows,
         "aligned": float(shape.products == "aligned"),
         "separate": float(shape.products == "separate"),
@@ -88,7 +93,10 @@ def beside_even_width(case: Callable[[int], Case], width: int, repeats: int) -> 
 
 
 def step_seconds(case: Case, repeats: int) -> list[float]:
-    """Return the CPU seconds of private steps, without the first ones, which check shapes and fill caches."""
+    """Return the CPU seconds of private steps.
+
+    The first steps are left out, as they check shapes and fill caches.
+    """
     ends: list[float] = []
     train(case, repeats + 3, lambda *_: ends.append(time.process_time()))
     return list(np.diff(ends[2:]))
@@ -97,8 +105,14 @@ def step_seconds(case: Case, repeats: int) -> list[float]:
 def beside_opacus(name: str, batch: int, repeats: int) -> Record:
     """Time private steps of a model beside plain ones and the fastest mode of Opacus.
 
+    Args:
+        name: A key of `CASES`.
+        batch: Batch size.
+        repeats: Steps of each method.
+
     Returns:
-        As `steps_beside`; of Opacus the modes within a third of the fastest, as one step each shows.
+        As `steps_beside`, with the modes of Opacus whose single step is within a third of the
+        fastest, and the rows of a pass.
     """
     on_one_core()
     model = CASES[name]
@@ -106,15 +120,15 @@ def beside_opacus(name: str, batch: int, repeats: int) -> Record:
     tried = {mode: step for mode, step in peers(case).items() if mode in OPACUS}
     seconds = {mode: min(one_step(step) for _ in range(3)) for mode, step in tried.items()}
     least = min(seconds.values(), default=0.0)
-    kept = {mode: step for mode, step in tried.items() if seconds[mode] <= 4 / 3 * least}
+    fastest = {mode: step for mode, step in tried.items() if seconds[mode] <= 4 / 3 * least}
     with noted_shapes() as noted:
-        found = steps_beside(case, {"plain": plain_step(case)} | kept, repeats)
-    shape = next(each for each in noted if each.computation == "gradients")
-    return found | {"rows a pass": shape.rows}
+        record = steps_beside(case, {"plain": plain_step(case)} | fastest, repeats)
+    shape = next(shape for shape in noted if shape.computation == "gradients")
+    return record | {"rows a pass": shape.rows}
 
 
 def one_step(step: Callable[[], None]) -> float:
     """Return the CPU seconds of one step."""
-    begun = time.process_time()
+    start = time.process_time()
     step()
-    return time.process_time() - begun
+    return time.process_time() - start

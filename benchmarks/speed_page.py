@@ -45,19 +45,19 @@ MEASURED = (
 
 def reference() -> str:
     """Return the page with its tables made anew."""
-    found = {
+    results = {
         path.stem: json.loads(path.read_text(encoding="utf-8"))
         for path in sorted(RESULTS.glob("*.json"))
     }
     text = PAGE.read_text(encoding="utf-8")
     blocks = {
-        "answer": answer(found),
-        "rows": targets(found),
-        "widths": widths(found),
-        "batches": batches(found),
-        "gpu": on_a_gpu(found),
-        "end-to-end": end_to_end(found),
-        "machine": machines(found),
+        "answer": answer(results),
+        "rows": targets(results),
+        "widths": widths(results),
+        "batches": batches(results),
+        "gpu": on_a_gpu(results),
+        "end-to-end": end_to_end(results),
+        "machine": machines(results),
     }
     for name, lines in blocks.items():
         table = f"<!-- {name} -->\n\n" + "\n".join(lines) + "\n\n<!-- end -->"
@@ -67,45 +67,46 @@ def reference() -> str:
     return text
 
 
-def answer(found: Mapping[str, Any]) -> Iterator[str]:
+def answer(results: Mapping[str, Any]) -> Iterator[str]:
     """Return the first words: what a private step and a federation cost."""
-    table = list(targets(found))[2:]
+    table = list(targets(results))[2:]
     reached = sum("| **" in row for row in table)
-    ratios = [record["ours"] for name, record in found["clip"]["rows"].items() if name in goals()]
-    fallback = found["clip"]["rows"]["fallback: weights called"]["ours"]
+    ratios = [record["ours"] for name, record in results["clip"]["rows"].items() if name in goals()]
+    fallback = results["clip"]["rows"]["fallback: weights called"]["ours"]
     ours, peer = (
-        {key: _mean(found["end-to-end"]["rows"], name, key) for key in ("CPU s", "test accuracy")}
+        {key: _mean(results["end-to-end"]["rows"], name, key) for key in ("CPU s", "test accuracy")}
         for name in ("ours", "Opacus and FedAvg")
     )
     yield (
         f"**A private step of {len(ratios)} models costs {min(ratios):.1f} to "
         f"{max(ratios):.1f} times a plain one, "
-        f"noise, padding and checks included, and {fallback:.1f} times where gradients must be formed one by one. "
-        f"Federated MNIST at equal epsilon takes {ours['CPU s']:.1f} CPU seconds, start to report, where the "
-        f"same with Opacus and Flower's FedAvg takes {peer['CPU s']:.1f}, at accuracy {ours['test accuracy']:.3f} and "
-        f"{peer['test accuracy']:.3f}. Of {len(table)} figures that were to be reached {reached} are. "
-        f"{against_opacus(found)}Processor: Intel.**"
+        f"noise, padding and checks included, and {fallback:.1f} times where gradients must be "
+        "formed one by one. "
+        f"Federated MNIST at equal epsilon takes {ours['CPU s']:.1f} CPU seconds, start to report, "
+        f"where the same with Opacus and Flower's FedAvg takes {peer['CPU s']:.1f}, "
+        f"at accuracy {ours['test accuracy']:.3f} and {peer['test accuracy']:.3f}. "
+        f"Of {len(table)} figures that were to be reached {reached} are. "
+        f"{against_opacus(results)}Processor: Intel.**"
     )
 
 
-def against_opacus(found: Mapping[str, Any]) -> str:
-    """Say at how many sizes a step is ahead of the fastest mode of Opacus, and where it is behind."""
-    measured = found.get("sizes", NOTHING)["rows"]
+def against_opacus(results: Mapping[str, Any]) -> str:
+    """Count the sizes where a step is ahead of Opacus' fastest mode, and name those behind."""
+    measured = results.get("sizes", NOTHING)["rows"]
     ratios = {
         name: beside_opacus(record) for name, record in measured.items() if ", batch " in name
     }
-    known = {name: ratio for name, ratio in ratios.items() if ratio is not None}
-    if not known:
+    # No mode of Opacus takes some models.
+    compared = {name: ratio for name, ratio in ratios.items() if ratio is not None}
+    if not compared:
         return ""
-    ahead = sum(ratio < LEVEL for ratio in known.values())
+    ahead = sum(ratio < LEVEL for ratio in compared.values())
     behind = [
-        name.replace(", batch ", " at B ") for name, ratio in known.items() if ratio > 2 - LEVEL
+        name.replace(", batch ", " at B ") for name, ratio in compared.items() if ratio > 2 - LEVEL
     ]
-    told = f"A step is ahead of Opacus' fastest mode at {ahead} of {len(known)} sizes"
     return (
-        f"{told}, and behind it at {'; '.join(behind)}. "
-        if behind
-        else f"{told}, and behind it at none. "
+        f"A step is ahead of Opacus' fastest mode at {ahead} of {len(compared)} sizes, "
+        f"and behind it at {'; '.join(behind) or 'none'}. "
     )
 
 
@@ -125,45 +126,42 @@ def _mean(rows: Mapping[str, Any], name: str, key: str) -> float:
     return mean(record[key] for row, record in rows.items() if row.startswith(f"{name}, seed"))
 
 
-def targets(found: Mapping[str, Any]) -> Iterator[str]:
+def targets(results: Mapping[str, Any]) -> Iterator[str]:
     """Return the table of what was to reach, a row for each figure that was measured."""
     yield from (
         "| what | before | now, Intel | another maker | to reach | command: `fl-dpbayes bench` |",
         "|---" * 6 + "|",
     )
     for row in wanted():
-        measured = found.get(row["file"], {"rows": {}})["rows"]
+        measured = results.get(row["file"], {"rows": {}})["rows"]
+        # `*` stands for all rows of the file, of which the worst is shown.
         worst = row["row"] == "*"
-        chosen = (
-            measured
-            if worst
-            else {name: record for name, record in measured.items() if name == row["row"]}
-        )
         values = {
             name: _value(record, row)
-            for name, record in chosen.items()
-            if _is_measured(record, row)
+            for name, record in measured.items()
+            if (worst or name == row["row"]) and _is_measured(record, row)
         }
         less = row.get("less", row["row"])
         if not values or not (worst or less in measured):
             continue
         name, value = max(values.items(), key=lambda item: item[1])
         value -= measured[less][row["key"]] if "less" in row else 0.0
-        shown = f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
-        shown = (f"**{shown}**" if value <= row["reach"] else shown) + (
-            f" ({name})" if worst else ""
-        )
-        elsewhere = other_maker(found, row, name)
+        figure_text = f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
+        if value <= row["reach"]:
+            figure_text = f"**{figure_text}**"
+        if worst:
+            figure_text += f" ({name})"
+        elsewhere = other_maker(results, row, name)
         command = row["file"] if worst else f"{row['file']} --only '{name}'{row.get('options', '')}"
         yield (
-            f"| {row['what']} | {row['before']} | {shown} | {elsewhere} | {row['reach']:,} | "
+            f"| {row['what']} | {row['before']} | {figure_text} | {elsewhere} | {row['reach']:,} | "
             f"`{command}` |"
         )
 
 
-def other_maker(found: Mapping[str, Any], row: Mapping[str, Any], name: str) -> str:
-    """Return the same figure as another maker's processor gives it, or a dash where it was not measured."""
-    measured = found.get(row["file"] + OTHER, NOTHING)["rows"]
+def other_maker(results: Mapping[str, Any], row: Mapping[str, Any], name: str) -> str:
+    """Return the figure of another maker's processor, or a dash where it was not measured."""
+    measured = results.get(row["file"] + OTHER, NOTHING)["rows"]
     if name not in measured or not _is_measured(measured[name], row):
         return "–"
     less = row.get("less")
@@ -175,14 +173,14 @@ def other_maker(found: Mapping[str, Any], row: Mapping[str, Any], name: str) -> 
     return f"{value:.3g}"
 
 
-def widths(found: Mapping[str, Any]) -> Iterator[str]:
+def widths(results: Mapping[str, Any]) -> Iterator[str]:
     """Return what a step costs by width beside one of width 16, and how many rows a pass has."""
     yield (
         "| width | logistic regression | MLP | logistic regression, another maker | MLP, "
         "another maker |"
     )
     yield "|---|---|---|---|---|"
-    files = [found.get(f"sizes{end}", NOTHING)["rows"] for end in ("", OTHER)]
+    files = [results.get(f"sizes{end}", NOTHING)["rows"] for end in ("", OTHER)]
     numbers = sorted(
         {int(name.rpartition(" ")[2]) for rows in files for name in rows if ", width " in name}
     )
@@ -202,12 +200,9 @@ def _width_cell(record: Mapping[str, Any] | None) -> str:
     return ", ".join([f"{record['over width 16']:.2f}", f"{record['rows a pass']:.0f} rows", *ways])
 
 
-def batches(found: Mapping[str, Any]) -> Iterator[str]:
-    """Return our step over the fastest mode of Opacus by model and batch size.
-
-    Bold where ours is ahead.
-    """
-    files = [found.get(f"sizes{end}", NOTHING)["rows"] for end in ("", OTHER)]
+def batches(results: Mapping[str, Any]) -> Iterator[str]:
+    """Return our step over the fastest mode of Opacus by model and batch size, bold if ahead."""
+    files = [results.get(f"sizes{end}", NOTHING)["rows"] for end in ("", OTHER)]
     sizes = sorted(
         {int(name.rpartition(" ")[2]) for rows in files for name in rows if ", batch " in name}
     )
@@ -245,10 +240,10 @@ def _value(record: Mapping[str, Any], row: Mapping[str, Any]) -> float:
     return record[row["key"]] / (min(below) if below else 1.0)
 
 
-def end_to_end(found: Mapping[str, Any]) -> Iterator[str]:
+def end_to_end(results: Mapping[str, Any]) -> Iterator[str]:
     """Return mean and standard deviation over seeds of both programs."""
     yield from ("| | " + " | ".join(MEASURED) + " |", "|---" * (len(MEASURED) + 1) + "|")
-    rows = found.get("end-to-end", {"rows": {}})["rows"]
+    rows = results.get("end-to-end", {"rows": {}})["rows"]
     for name in ("ours", "Opacus and FedAvg"):
         seeds = [record for row, record in rows.items() if row.startswith(f"{name}, seed")]
         if len(seeds) > 1:
@@ -263,20 +258,20 @@ def _spread(values: list[float]) -> str:
     return f"{mean(values):.{digits}f} ± {stdev(values):.{digits}f}"
 
 
-def on_a_gpu(found: Mapping[str, Any]) -> Iterator[str]:
+def on_a_gpu(results: Mapping[str, Any]) -> Iterator[str]:
     """Return what a private step takes of a plain one on a GPU, by model, batch size and method."""
     columns = ("plain, ms", *METHODS, "MiB plain", "MiB ours", "rows a pass")
     yield "| model | B | " + " | ".join(columns) + " |"
     yield "|---" * (len(columns) + 2) + "|"
-    for name, record in found.get("gpu", NOTHING)["rows"].items():
+    for name, record in results.get("gpu", NOTHING)["rows"].items():
         values = [f"{record[key]:.3g}" if key in record else "–" for key in columns]
         model, _, batch = name.partition(", batch ")
         yield f"| {model} | {batch} | " + " | ".join(values) + " |"
 
 
-def machines(found: Mapping[str, Any]) -> Iterator[str]:
+def machines(results: Mapping[str, Any]) -> Iterator[str]:
     """Return on which machine and when each file was measured."""
-    for name, content in found.items():
+    for name, content in results.items():
         when = sorted(record["measured"] for record in content["rows"].values())
         load = [record["load before"] for record in content["rows"].values()]
         machine = ", ".join(f"{key} {value}" for key, value in content["machine"].items())
@@ -291,12 +286,13 @@ def machines(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def figure() -> Figure:
-    """Draw what a private step costs by model and method, and what a site's round costs by the number of sites."""
+    """Draw what a private step costs by model, and a site's round by the number of sites."""
     files = {
         name: json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
         for name in ("clip", "simulation")
     }
-    models, growth = files["clip"]["rows"], files["simulation"]["rows"]
+    models = files["clip"]["rows"]
+    growth = files["simulation"]["rows"]
     reach = goals()
     drawn = look.titled_figure(
         "What a private step and a round cost",

@@ -1,4 +1,4 @@
-"""Regression with noise that grows with x: private and plain Bayesian networks after Zhang et al., table 3.
+"""Private and plain Bayesian regression with noise that grows with x: Zhang et al., table 3.
 
 python benchmarks/zhang_regression.py --seeds 5
 
@@ -46,13 +46,28 @@ PAPER = {
 PAPER_EPSILON = 4.21
 
 
-def _sampler(kind: str, step: float, prior_scale: float, **more: float) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Setting:
+    """What one method is trained with.
+
+    Attributes:
+        hidden: Widths of the hidden layers.
+        sampler: The plan's section `sampler`.
+        privacy: The plan's section `privacy`.
+    """
+
+    hidden: list[int]
+    sampler: dict[str, Any]
+    privacy: dict[str, Any]
+
+
+def _sampler(kind: str, step: float, prior_scale: float, **settings: float) -> dict[str, Any]:
     step_size = {"kind": "constant", "initial": step}
     return {
         "kind": kind,
         "step_size": step_size,
         "prior": {"kind": "gaussian", "scale": prior_scale},
-        **more,
+        **settings,
     }
 
 
@@ -77,33 +92,44 @@ def _plain(**settings: float) -> dict[str, Any]:
 # summed loss, weight decay 50, clip norm 800 on gradients that Opacus had multiplied by n = 250,
 # the noise of sigma 10 and on top of it Langevin noise: together at temperature 1.064. All else was
 # chosen by the median test error of the last iterate on other seeds.
-_AUTHORS, _AUTHORS_CLIP, _BOTH_TEMPERATURE = (
-    _sampler("dp-sgld", 2.5e-4 / 2 * 250, 50**-0.5),
-    800 / 250,
-    1.064,
-)
-SETTINGS: Mapping[tuple[str, str], tuple[list[int], dict[str, Any], dict[str, Any]]] = {
-    ("SGLD", PLAIN): ([200, 200], _sampler("sgld", 0.003, 50**-0.5), _plain(temperature=1.0)),
-    ("SGLD", DP): ([200], _sampler("dp-sgld", 0.3, 1.0), _private(0.3)),
-    ("SGLD", "DP, authors' constants"): ([200, 200], _AUTHORS, _private(_AUTHORS_CLIP)),
-    ("SGLD", "DP, both noises"): (
+_AUTHORS = _sampler("dp-sgld", 2.5e-4 / 2 * 250, 50**-0.5)
+_AUTHORS_CLIP = 800 / 250
+_BOTH_TEMPERATURE = 1.064
+SETTINGS: Mapping[tuple[str, str], Setting] = {
+    ("SGLD", PLAIN): Setting(
+        [200, 200], _sampler("sgld", 0.003, 50**-0.5), _plain(temperature=1.0)
+    ),
+    ("SGLD", DP): Setting([200], _sampler("dp-sgld", 0.3, 1.0), _private(0.3)),
+    ("SGLD", "DP, authors' constants"): Setting([200, 200], _AUTHORS, _private(_AUTHORS_CLIP)),
+    ("SGLD", "DP, both noises"): Setting(
         [200, 200],
         _AUTHORS,
         _private(_AUTHORS_CLIP, coupling="langevin", temperature=_BOTH_TEMPERATURE),
     ),
-    ("BBP", PLAIN): ([200], _sampler("bbp", 0.0003, 1.0, draws=10), _plain()),
-    ("BBP", DP): ([200], _sampler("dp-bbp", 0.5, 1.0, draws=10), _private(0.3)),
-    ("MC dropout", PLAIN): ([200], _sampler("mc-dropout", 0.003, 10.0, rate=0.5), _plain()),
-    ("MC dropout", DP): ([200], _sampler("dp-mc-dropout", 0.1, 1.0, rate=0.5), _private(0.5)),
-    ("SGD", "clip only"): ([200], _sampler("sgd", 0.3, 10.0), _plain(clip_norm=0.3)),
-    ("SGD", PLAIN): ([200], _sampler("sgd", 0.0003, 10.0), _plain()),
-    ("SGD", DP): ([200], _sampler("dp-sgd", 0.3, 10.0), _private(0.3)),
+    ("BBP", PLAIN): Setting([200], _sampler("bbp", 0.0003, 1.0, draws=10), _plain()),
+    ("BBP", DP): Setting([200], _sampler("dp-bbp", 0.5, 1.0, draws=10), _private(0.3)),
+    ("MC dropout", PLAIN): Setting([200], _sampler("mc-dropout", 0.003, 10.0, rate=0.5), _plain()),
+    ("MC dropout", DP): Setting(
+        [200], _sampler("dp-mc-dropout", 0.1, 1.0, rate=0.5), _private(0.5)
+    ),
+    ("SGD", "clip only"): Setting([200], _sampler("sgd", 0.3, 10.0), _plain(clip_norm=0.3)),
+    ("SGD", PLAIN): Setting([200], _sampler("sgd", 0.0003, 10.0), _plain()),
+    ("SGD", DP): Setting([200], _sampler("dp-sgd", 0.3, 10.0), _private(0.3)),
 }
 
 
 @dataclass(frozen=True)
 class Simulation:
-    """250 training records, ascending, and 250 fresh ones: x (250, 1), y (250,), and `function`, y without noise."""
+    """Records of one simulation.
+
+    Attributes:
+        x: Training inputs in ascending order, shape (250, 1).
+        y: Training targets, shape (250,).
+        function: Training targets without noise, shape (250,).
+        test_x: Fresh inputs, shape (250, 1).
+        test_y: Their targets, shape (250,).
+        test_function: Their targets without noise, shape (250,).
+    """
 
     x: npt.NDArray[np.float32]
     y: npt.NDArray[np.float32]
@@ -156,12 +182,23 @@ def output_draws(
 
 
 def predicted(draws: Floats, weights: Floats) -> tuple[Floats, Floats]:
-    """Average M Gaussian predictions: E[y | x] and Var(y | x) = E[Var(y | x, w)] + Var(E[y | x, w]), each (N,).
+    """Average M Gaussian predictions.
+
+    Var(y | x) = E[Var(y | x, w)] + Var(E[y | x, w]).
+
+    Args:
+        draws: Mean and log variance under each sample, shape (M, N, 2).
+        weights: Weights of the samples, shape (M,).
+
+    Returns:
+        E[y | x] and Var(y | x), each of shape (N,).
 
     Source: Depeweg et al. 2018, "Decomposition of uncertainty in Bayesian deep learning", section
     3.
     """
-    shares, means, variances = weights / weights.sum(), draws[..., 0], np.exp(draws[..., 1])
+    shares = weights / weights.sum()
+    means = draws[..., 0]
+    variances = np.exp(draws[..., 1])
     mean = shares @ means
     return mean, shares @ variances + shares @ (means - mean) ** 2
 
@@ -169,7 +206,16 @@ def predicted(draws: Floats, weights: Floats) -> tuple[Floats, Floats]:
 def measure(
     method: str, setting: str, seed: int, simulations: int = SIMULATIONS
 ) -> dict[str, float]:
-    """Train on every simulation of a seed, which all methods share, and take medians over them."""
+    """Train on every simulation of a seed and take medians over them.
+
+    All methods share a seed's simulations.
+
+    Args:
+        method: Method, the first part of a key of `SETTINGS`.
+        setting: Setting, its second part.
+        seed: Seed of data and chains.
+        simulations: Number of simulations.
+    """
     values = []
     for run in range(simulations):
         data = draw_simulation(
@@ -183,10 +229,10 @@ def measure(
 def _trained(
     method: str, setting: str, run: int, data: Simulation, streams: Streams
 ) -> dict[str, float]:
-    hidden, sampler, privacy = SETTINGS[method, setting]
+    settings = SETTINGS[method, setting]
     # The two outputs are the mean and the log variance.
     module = build_model(
-        MLPModel(hidden=tuple(hidden)), Task(input_shape=(1,), classes=2), seed=run
+        MLPModel(hidden=tuple(settings.hidden)), Task(input_shape=(1,), classes=2), seed=run
     )
     plan = TrainingPlan.model_validate(
         {
@@ -194,8 +240,8 @@ def _trained(
             "steps_per_round": STEPS,
             "burn_in": BURN_IN,
             "thinning": 1,
-            "sampler": sampler,
-            "privacy": privacy,
+            "sampler": settings.sampler,
+            "privacy": settings.privacy,
             "chain_start": "broadcast",
         }
     )
@@ -211,20 +257,13 @@ def _trained(
     mean, variance = predicted(test, np.array(result.sample_weights))
     covered = np.abs(data.test_y - mean) <= NORMAL_QUANTILE * np.sqrt(variance)
     private = plan.privacy.kind == "dp"
-    error, test_error, of_mean = (
-        float(np.mean((found - targets) ** 2))
-        for found, targets in (
-            (train[-1, :, 0], data.y),
-            (test[-1, :, 0], data.test_y),
-            (mean, data.test_y),
-        )
-    )
+    error = _mean_squared_error(train[-1, :, 0], data.y)
     epsilons = {"epsilon": DELTA, "at 1/n": PAPER_DELTA}
     return {
         "train MSE": error,
         "over variance": error / float(np.var(data.y)),
-        "test MSE": test_error,
-        "posterior mean's": of_mean,
+        "test MSE": _mean_squared_error(test[-1, :, 0], data.test_y),
+        "posterior mean's": _mean_squared_error(mean, data.test_y),
         "in 95% band": float(covered.mean()),
         **{
             name: pld_epsilon(solved.history, at) if private else math.inf
@@ -233,8 +272,12 @@ def _trained(
     }
 
 
+def _mean_squared_error(predictions: npt.NDArray, targets: npt.NDArray) -> float:
+    return float(np.mean((predictions - targets) ** 2))
+
+
 def main() -> None:
-    """Print a row for each method and setting: means over seeds, the paper's training error beside."""
+    """Print means over seeds and the paper's training error, by method and setting."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -13,12 +13,17 @@ from fl_dpbayes.config import Scenario, SiteFile
 PAGE = Path(__file__).parents[1] / "docs" / "scenario.md"
 INTRODUCTION = """# Scenario and site file: every key
 
-A **scenario** is a TOML file that describes a whole run. Only the server, or the command line, reads it. A **site
-file** describes one site and stays there; in a simulation one is written for each site. This page is generated from
-the schema by `python -m tools.scenario_reference`, and a test checks that it is up to date. A key without a default
-must be given. Where a section has a `kind`, `rule` or `method`, that key says which of the tables below applies.
+A **scenario** is a TOML file that describes a whole run. \
+Only the server, or the command line, reads it. A **site
+file** describes one site and stays there; in a simulation one is written for each site. \
+This page is generated from
+the schema by `python -m tools.scenario_reference`, and a test checks that it is up to date. \
+A key without a default
+must be given. Where a section has a `kind`, `rule` or `method`, \
+that key says which of the tables below applies.
 
-`--set key.sub_key=value` changes a key of a scenario on the command line, and `--set key.sub_key=` removes it."""
+`--set key.sub_key=value` changes a key of a scenario on the command line, \
+and `--set key.sub_key=` removes it."""
 
 
 def _alternatives(schema: dict[str, Any], records: dict[str, Any]) -> list[dict[str, Any]]:
@@ -49,11 +54,8 @@ def _values(schema: dict[str, Any], records: dict[str, Any]) -> str:
             inner = part.get("additionalProperties") or next(
                 iter(part.get("patternProperties", {"": {}}).values())
             )
-            texts.append(
-                f"table of {_values(inner, records)}"
-                if isinstance(inner, dict) and inner
-                else "table"
-            )
+            has_schema = isinstance(inner, dict) and bool(inner)
+            texts.append(f"table of {_values(inner, records)}" if has_schema else "table")
         elif part.get("type") != "null":
             words = {"integer": "whole number", "boolean": "`true`, `false`", "string": "text"}
             word = (
@@ -81,28 +83,29 @@ def _section(name: str, schema: dict[str, Any], records: dict[str, Any]) -> str:
         lines += ["| key | values | default |", "|---|---|---|"]
     for key, field in fields.items():
         # A key that can only be none, such as the features of a network without any, is not shown.
-        if values := _values(field, records).replace("|", "\\|"):
-            lines.append(
-                f"| `{key}` | {values} | {_default(key, field, schema.get('required', []))} |"
-            )
+        values = _values(field, records).replace("|", "\\|")
+        if values:
+            default = _default(key, field, schema.get("required", []))
+            lines.append(f"| `{key}` | {values} | {default} |")
     return "\n".join(lines)
 
 
 def _in_order(
-    schema: dict[str, Any], records: dict[str, Any], found: dict[str, Any]
+    schema: dict[str, Any], records: dict[str, Any], sections: dict[str, Any]
 ) -> dict[str, Any]:
-    """The records that a schema leads to, in the order of its keys."""
+    """Add the records that a schema leads to, in the order of its keys."""
     for name in re.findall(r'"#/\$defs/(\w+)"', json.dumps(schema)):
-        if name not in found:
+        if name not in sections:
             if "properties" in records[name]:
-                found[name] = records[name]
-            _in_order(records[name], records, found)
-    return found
+                sections[name] = records[name]
+            _in_order(records[name], records, sections)
+    return sections
 
 
 def reference() -> str:
     """Return the page, one table for each record of the schema."""
-    parts, shown = [INTRODUCTION], set[str]()
+    parts = [INTRODUCTION]
+    written = set[str]()
     roots: list[tuple[str, type[BaseModel]]] = [
         ("The scenario", Scenario),
         ("The site file", SiteFile),
@@ -110,12 +113,12 @@ def reference() -> str:
     for heading, root in roots:
         schema = root.model_json_schema()
         records = schema.pop("$defs")
-        found = _in_order(schema, records, {})
+        sections = _in_order(schema, records, {})
         parts.append(f"## {heading}\n\n{_section(root.__name__, schema, records)}")
-        parts += [
-            _section(name, part, records) for name, part in found.items() if name not in shown
-        ]
-        shown |= set(found)
+        for name, section in sections.items():
+            if name not in written:
+                parts.append(_section(name, section, records))
+        written |= set(sections)
     return "\n\n".join(parts) + "\n"
 
 

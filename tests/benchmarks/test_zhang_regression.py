@@ -1,5 +1,7 @@
 """The simulations of the heteroscedastic regression, every method on them, and the privacy of the paper."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -48,8 +50,8 @@ def test_mean_and_variance_are_those_of_draws_from_the_mixture() -> None:
 def test_every_method_gives_finite_values(
     method: str, setting: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, *rest = SETTINGS[method, setting]
-    monkeypatch.setattr(script, "SETTINGS", {(method, setting): ([8], *rest)})
+    narrow = replace(SETTINGS[method, setting], hidden=[8])
+    monkeypatch.setattr(script, "SETTINGS", {(method, setting): narrow})
     monkeypatch.setattr(script, "STEPS", 6)
     monkeypatch.setattr(script, "BURN_IN", 3)
     values = measure(method, setting, 0, simulations=2)
@@ -63,7 +65,8 @@ def test_every_method_gives_finite_values(
 
 
 def test_privacy_is_that_of_the_paper(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(script, "SETTINGS", {("SGLD", DP): ([4], *SETTINGS["SGLD", DP][1:])})
+    narrow = replace(SETTINGS["SGLD", DP], hidden=[4])
+    monkeypatch.setattr(script, "SETTINGS", {("SGLD", DP): narrow})
     ours, authors = (gdp_epsilon(np.sqrt(steps) / 10, 1 / 250) for steps in (200, 201))
     assert measure("SGLD", DP, 0, simulations=1)["at 1/n"] == pytest.approx(ours, rel=1e-3)
     assert round(authors, 2) == 4.21, "the paper's value is that of the authors' 201 steps"
