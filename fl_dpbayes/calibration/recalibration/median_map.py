@@ -60,7 +60,8 @@ def far_off_maps(
     Args:
         method: Of the maps.
         maps: Site -> parameters, shape (P,).
-        noise: Site -> v_k, the standard deviation that privacy alone gives its parameters.
+        noise: Site -> v_k, the standard deviation that privacy alone gives its parameters; not
+            read for methods that count.
 
     Returns:
         A warning for each, in the order of `maps`.
@@ -71,8 +72,10 @@ def far_off_maps(
     warnings = []
     for site, parameters in maps.items():
         distance = float(np.abs(parameters - centre).max())
-        allowed_step = LARGEST_STEP + NOISE_DEVIATIONS * noise[site]
-        allowed = LARGEST_KNOT if method in COUNTED else allowed_step
+        if method in COUNTED:
+            allowed = LARGEST_KNOT
+        else:
+            allowed = LARGEST_STEP + NOISE_DEVIATIONS * noise[site]
         if distance > allowed:
             warnings.append(warning("map-far-off", site, away=distance, allowed=allowed))
     return tuple(warnings)

@@ -62,7 +62,12 @@ def records_of(count, *shape):
     return torch.randn(count, *shape, generator=torch.Generator().manual_seed(1))
 
 
-def assert_equals_one_by_one(engines, module, features, clip_norm, loss):
+# A norm that is computed without forming a gradient over several positions is an upper bound: the
+# more they cancel, the more it is above, and the shorter is what is clipped.
+SHORTER = 1e-4
+
+
+def assert_equals_one_by_one(engines, module, features, clip_norm, loss, *, shorter=0.0):
     _, targets_of, own_loss, reference_loss = LOSSES[loss]
     targets = targets_of(len(features))
     one_by_one.randomise(module)
@@ -77,7 +82,11 @@ def assert_equals_one_by_one(engines, module, features, clip_norm, loss):
             found = engine.clipped_sum(module, features, targets, **options)
             assert found.units == len(features)
             one_by_one.assert_matches(
-                found.total, expected, clip_norm=clip_norm, records=len(features)
+                found.total,
+                expected,
+                clip_norm=clip_norm,
+                records=len(features),
+                shorter=shorter,
             )
 
 
@@ -108,7 +117,7 @@ def test_convolution_under_every_rule_property(
         convolution, nn.Tanh(), nn.Flatten(), nn.Linear(pixels, LOSSES[loss][0], bias)
     )
     features = records_of(records, inputs, side, side)
-    assert_equals_one_by_one(ENGINES, module, features, clip_norm, loss)
+    assert_equals_one_by_one(ENGINES, module, features, clip_norm, loss, shorter=SHORTER)
 
 
 @pytest.mark.slow
@@ -128,7 +137,9 @@ def test_linear_under_every_rule_property(widths, bias, positions, records, clip
         *layers, nn.Flatten(), nn.Linear(4 * math.prod(positions), LOSSES[loss][0], bias)
     )
     features = records_of(records, *positions, widths[0])
-    assert_equals_one_by_one(ENGINES, module, features, clip_norm, loss)
+    assert_equals_one_by_one(
+        ENGINES, module, features, clip_norm, loss, shorter=SHORTER if positions else 0.0
+    )
 
 
 @settings(max_examples=12)
