@@ -124,7 +124,7 @@ class DrawnFigure:
         name: Stem of its file.
         svg: The drawing.
         description: What it shows, in words.
-        table: Its numbers; None where a table of the page has them.
+        table: Its numbers; None where the run's records or a table of the page have them.
     """
 
     name: str
@@ -158,7 +158,7 @@ def drawn_figure(
     Args:
         name: Stem of its file.
         description: What it shows, in words.
-        table: Its numbers; None where a table of the page has them.
+        table: Its numbers; None where the run's records or a table of the page have them.
         draw: Draws it, or returns None where there is nothing to draw.
 
     Returns:

@@ -1,4 +1,4 @@
-"""All figures of a run with their numbers, drawn from its records and saved as SVG."""
+"""All figures of a run, drawn from its records and saved as SVG."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -12,15 +12,8 @@ from fl_dpbayes.report.calibration_figures import heat_figure, reliability_figur
 from fl_dpbayes.report.curve_figures import epsilon_figure, net_benefit_figure, roc_figure
 from fl_dpbayes.report.figure_style import DrawnFigure, drawn_figure, figure_name, save_figures
 from fl_dpbayes.report.headline import headline_predictor
-from fl_dpbayes.report.measure_tables import net_benefit_table
-from fl_dpbayes.report.numbers import UNDEFINED, count, decimal, interval, points, probability
-from fl_dpbayes.report.page_tables import (
-    PageTable,
-    epsilon_table,
-    error_cell,
-    page_table,
-    without_repeats,
-)
+from fl_dpbayes.report.numbers import UNDEFINED, count, decimal, interval, probability
+from fl_dpbayes.report.page_tables import error_cell
 from fl_dpbayes.report.run_files import EpsilonCurve
 from fl_dpbayes.report.summary import Summary
 from fl_dpbayes.report.wording import ROLES, in_reading_order, predictor_name
@@ -99,7 +92,7 @@ def _draw_reliability(run: Summary, row: ReliabilityRecord) -> DrawnFigure | Non
     return drawn_figure(
         name=figure_name("reliability", row.role, row.predictor),
         description=f"Reliability diagram. {title}; {subtitle}.",
-        table=_reliability_table(row),
+        table=None,
         draw=lambda: reliability_figure(row, title, subtitle),
     )
 
@@ -112,24 +105,6 @@ def _error_at(run: Summary, diagram: ReliabilityRecord) -> tuple[str, str]:
     return UNDEFINED, ""
 
 
-def _reliability_table(row: ReliabilityRecord) -> PageTable:
-    columns = ("Confidence %", "Records", "Mean confidence %", "Accuracy %", "Band if calibrated")
-    if row.risk:
-        columns = ("Risk %", "Records", "Mean risk %", "Observed %", "Band if calibrated")
-    cells = [
-        (
-            f"{points(part.low)} to {points(part.high)}",
-            count(part.n),
-            points(part.confidence),
-            points(part.accuracy),
-            interval((part.band_low, part.band_high), points) or UNDEFINED,
-        )
-        for part in row.bins
-        if part.n
-    ]
-    return page_table(columns, cells)
-
-
 def _draw_epsilon(run: Summary, curves: Sequence[EpsilonCurve]) -> DrawnFigure | None:
     deltas = sorted({row.delta for row in run.privacy if row.delta is not None})
     subtitle = f"at delta {probability(deltas[0])}" if len(deltas) == 1 else "at each site's delta"
@@ -139,7 +114,7 @@ def _draw_epsilon(run: Summary, curves: Sequence[EpsilonCurve]) -> DrawnFigure |
     return drawn_figure(
         name="epsilon",
         description=f"Epsilon spent after each round at each site, {subtitle}.",
-        table=epsilon_table(curves),
+        table=None,
         draw=lambda: epsilon_figure(curves, subtitle),
     )
 
@@ -192,16 +167,10 @@ def _draw_roc(run: Summary, rows: Sequence[ReliabilityRecord]) -> DrawnFigure | 
         if row is not None
     ]
     subtitle = f"AUROC [bounds]: {'; '.join(areas)}"
-    cells = [
-        (predictor_name(row), points(false_alarms), points(sensitivity))
-        for row in rows
-        for false_alarms, sensitivity in row.roc
-    ]
-    columns = ("Predictor", "False alarms, %", "Sensitivity, %")
     return drawn_figure(
         name=figure_name("roc", first.role),
         description=f"{title}. {subtitle}.",
-        table=page_table(columns, without_repeats(cells)),
+        table=None,
         draw=lambda: roc_figure(rows, title, subtitle),
     )
 
@@ -211,6 +180,6 @@ def _draw_net_benefit(rows: Sequence[CalibrationRecord]) -> DrawnFigure | None:
     return drawn_figure(
         name=figure_name("net_benefit", rows[0].role),
         description=f"Net benefit per 100 records at each threshold. {title}.",
-        table=net_benefit_table(rows),
+        table=None,
         draw=lambda: net_benefit_figure(rows, title),
     )

@@ -4,7 +4,7 @@ Subgroups, prediction sets, clinical measures, shift, truth.
 """
 
 import math
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Generic, TypeVar
@@ -20,13 +20,20 @@ from fl_dpbayes.config import PREDICTORS
 from fl_dpbayes.report.headline import headline_predictor
 from fl_dpbayes.report.numbers import UNDEFINED, count, decimal, interval, known_ends, points
 from fl_dpbayes.report.page_tables import (
+    ACCURACY,
+    AUROC,
+    ECE,
+    PREDICTOR,
+    RECORDS,
+    RMS,
+    WHERE,
     Cell,
-    Cells,
+    Column,
     PageTable,
-    main_cells,
-    page_table,
+    error_cell,
+    metric_cell,
     records_cell,
-    without_repeats,
+    table_of,
 )
 from fl_dpbayes.report.summary import Summary
 from fl_dpbayes.report.wording import (
@@ -43,7 +50,6 @@ WEIGHTS = {
     "label-shift": "prevalence from its labels",
     "label-shift-estimated": "prevalence from its predictions",
 }
-PREDICTOR_COLUMN = "Predictor"
 Row = TypeVar("Row", CalibrationRecord, SubgroupRecord, ConformalRecord)
 
 
@@ -59,21 +65,15 @@ def measure_tables(run: Summary) -> dict[str, PageTable | str]:
         others is held against, `threshold` that of the table of decisions in %.
     """
     headline = headline_predictor(run)
-    decided = _read_first(
-        [row for row in run.places if row.net_benefit and row.net_benefit[0].counts], headline
-    )
-    groups = _read_first([row for row in run.subgroups if row.n], headline)
-    clinical = _read_first(
-        [
-            row
-            for row in run.places
-            if row.calibration_intercept is not None or row.calibration_slope is not None
-        ]
-    )
-    sets = _read_first(run.conformal, headline)
-    truth = _read_first(
-        [row for row in run.places if row.rms_true is not None or row.ece_true is not None]
-    )
+    threshold = operating_threshold(run)
+    rows = in_reading_order(run.places)
+    decided = [row for row in rows if row.net_benefit and row.net_benefit[0].counts]
+    clinical = [
+        row
+        for row in rows
+        if row.calibration_intercept is not None or row.calibration_slope is not None
+    ]
+    truth = [row for row in rows if row.rms_true is not None or row.ece_true is not None]
     return {
         "headline": _headline_name(run, headline),
         "level": ", ".join(
@@ -85,17 +85,12 @@ def measure_tables(run: Summary) -> dict[str, PageTable | str]:
             count(n)
             for n in sorted({row.n_reference for row in run.shift_detection if row.n_reference})
         ),
-        "threshold": f"{100 * operating_threshold(run):g}",
-        "operating": _operating_table(run, decided.first),
-        "further_operating": _operating_table(run, decided.further),
-        "subgroups": _subgroup_table(groups.first),
-        "further_subgroups": _subgroup_table(groups.further),
-        "clinical": _clinical_table(clinical.first),
-        "further_clinical": _clinical_table(clinical.further),
-        "conformal": _conformal_table(run, sets.first),
-        "further_conformal": _conformal_table(run, sets.further),
-        "truth": _truth_table(truth.first),
-        "further_truth": _truth_table(truth.further),
+        "threshold": f"{100 * threshold:g}",
+        **_first_and_further("operating", _operating_columns(threshold), decided, headline),
+        **_first_and_further("subgroups", SUBGROUP_COLUMNS, _measured_subgroups(run), headline),
+        **_first_and_further("clinical", CLINICAL_COLUMNS, clinical),
+        **_first_and_further("conformal", _conformal_columns(run), _pooled_first(run), headline),
+        **_first_and_further("truth", TRUTH_COLUMNS, truth),
     }
 
 
@@ -141,59 +136,69 @@ def _read_first(rows: Sequence[Row], predictor: str | None = None) -> _Reading[R
     return reading
 
 
-def _subgroup_table(rows: Sequence[SubgroupRecord]) -> PageTable:
-    by_group: dict[tuple[str, str], list[SubgroupRecord]] = {}
-    for row in rows:
-        by_group.setdefault((row.attribute, row.value), []).append(row)
-    # Where, predictor, n, errors and accuracy stand first in every row of calibration.
-    cells = [
-        (f"{attribute}: {value}", *main_cells(row)[:6])
-        for (attribute, value), members in sorted(by_group.items(), key=lambda item: item[0])
-        for row in in_reading_order(members)
+def _first_and_further(
+    name: str, columns: Sequence[Column[Row]], rows: Sequence[Row], predictor: str | None = None
+) -> dict[str, PageTable]:
+    """Make the table of the rows that are read first, and that of the others."""
+    reading = _read_first(rows, predictor)
+    return {
+        name: _without_lone_predictor(columns, reading.first),
+        f"further_{name}": _without_lone_predictor(columns, reading.further),
+    }
+
+
+def _without_lone_predictor(columns: Sequence[Column[Row]], rows: Sequence[Row]) -> PageTable:
+    """Make a table, without the column of predictors where all rows have the same one."""
+    shown = [
+        column
+        for column in columns
+        if column.title != PREDICTOR.title or len({column.write(row) for row in rows}) != 1
     ]
-    columns = (
-        "Subgroup",
-        "Where",
-        PREDICTOR_COLUMN,
-        "n",
-        "RMS debiased",
-        "ECE (if calibrated)",
-        "Accuracy, %",
-    )
-    return _table(columns, cells, text_columns={0, 1, 2})
+    return table_of(shown, rows)
 
 
-def _conformal_table(run: Summary, rows: Sequence[ConformalRecord]) -> PageTable:
-    of_one_sample = {row.predictor for row in run.calibration if row.samples == 1}
+def _measured_subgroups(run: Summary) -> list[SubgroupRecord]:
+    """Return the subgroups that hold a record, one after the other, each in reading order."""
+    rows = in_reading_order([row for row in run.subgroups if row.n])
+    return sorted(rows, key=lambda row: (row.attribute, row.value))
+
+
+SUBGROUP_COLUMNS: tuple[Column[SubgroupRecord], ...] = (
+    Column("Subgroup", lambda row: f"{row.attribute}: {row.value}", in_words=True),
+    WHERE,
+    PREDICTOR,
+    RECORDS,
+    RMS,
+    ECE,
+    ACCURACY,
+)
+
+
+def _pooled_first(run: Summary) -> list[ConformalRecord]:
     roles = list(ROLES)
 
-    def pooled_first(row: ConformalRecord) -> tuple[bool, int, str]:
+    def order(row: ConformalRecord) -> tuple[bool, int, str]:
         return row.site != f"pooled:{row.role}", roles.index(row.role), row.site
 
-    cells: list[Cells] = []
-    for row in sorted(rows, key=pooled_first):
+    return sorted(run.conformal, key=order)
+
+
+def _conformal_columns(run: Summary) -> tuple[Column[ConformalRecord], ...]:
+    of_one_sample = {row.predictor for row in run.calibration if row.samples == 1}
+
+    def predictor(row: ConformalRecord) -> str:
         names = POINT_PREDICTORS if row.predictor in of_one_sample else PREDICTORS
-        cells.append(
-            (
-                place_name(row.site),
-                names.get(row.predictor, row.predictor),
-                WEIGHTS.get(row.weights, row.weights),
-                (points(row.coverage), interval(row.interval, points)),
-                _against_level(row),
-                two_places(row.size),
-                records_cell(row.n),
-            )
-        )
-    columns = (
-        "Where",
-        PREDICTOR_COLUMN,
-        "Weights",
-        "Coverage, %",
-        "Against what was asked",
-        "Mean size",
-        "n",
+        return names.get(row.predictor, row.predictor)
+
+    return (
+        Column("Where", lambda row: place_name(row.site), in_words=True),
+        Column("Predictor", predictor, in_words=True),
+        Column("Weights", lambda row: WEIGHTS.get(row.weights, row.weights), in_words=True),
+        Column("Coverage, %", lambda row: (points(row.coverage), interval(row.interval, points))),
+        Column("Against what was asked", _against_level, in_words=True),
+        Column("Mean size", lambda row: two_places(row.size)),
+        Column("n", lambda row: records_cell(row.n)),
     )
-    return _table(columns, cells, text_columns={0, 1, 2, 4})
 
 
 def _against_level(row: ConformalRecord) -> str:
@@ -208,78 +213,44 @@ def _against_level(row: ConformalRecord) -> str:
     return "no clear difference"
 
 
-def _clinical_table(rows: Sequence[CalibrationRecord]) -> PageTable:
-    cells: list[Cells] = []
-    for row in in_reading_order(rows):
-        place, predictor, n, *_, auroc = main_cells(row)
-        intercept_ends = row.intervals.get("calibration_intercept")
-        slope_ends = row.intervals.get("calibration_slope")
-        cells.append(
-            (
-                place,
-                predictor,
-                n,
-                (_signed(row.calibration_intercept), interval(intercept_ends, _signed)),
-                (two_places(row.calibration_slope), interval(slope_ends, two_places)),
-                auroc,
-            )
-        )
-    columns = (
-        "Where",
-        PREDICTOR_COLUMN,
-        "n",
-        "Intercept (0 if calibrated)",
-        "Slope (1 if calibrated)",
-        "AUROC [bounds]",
-    )
-    return _table(columns, cells, text_columns={0, 1})
-
-
 def _signed(value: float | None) -> str:
     return f"+{value:.2f}" if value is not None and value > 0 else two_places(value)
 
 
-def net_benefit_table(rows: Sequence[CalibrationRecord]) -> PageTable:
-    """Show the net benefit per 100 patients at each threshold.
-
-    Args:
-        rows: One for each predictor of one place, which becomes a column.
-    """
-    cells: list[Cells] = []
-    for number, point in enumerate(rows[0].net_benefit or ()):
-        curves = [(row.net_benefit or ())[number] for row in rows]
-        models = [(points(curve.model), interval(curve.interval, points)) for curve in curves]
-        cells.append((points(point.threshold), *models, points(point.all), points(point.none)))
-    names = [predictor_name(row) for row in rows]
-    columns = ("Treat above, %", *names, "Treat all", "Treat none")
-    return _table(columns, cells, text_columns=set())
+CLINICAL_COLUMNS: tuple[Column[CalibrationRecord], ...] = (
+    WHERE,
+    PREDICTOR,
+    RECORDS,
+    Column(
+        "Intercept (0 if calibrated)",
+        lambda row: metric_cell(row, "calibration_intercept", _signed),
+    ),
+    Column(
+        "Slope (1 if calibrated)", lambda row: metric_cell(row, "calibration_slope", two_places)
+    ),
+    AUROC,
+)
 
 
 def _shift_detection_table(run: Summary) -> PageTable:
     """Show how well each uncertainty tells a place's records from the training sites'."""
-    sites = {site.name: site for site in run.sites}
+    shifts = {site.name: site.shift.replace("_", " ") or "none" for site in run.sites}
     by_place: dict[str, dict[str, ShiftDetectionRecord]] = {}
     for row in run.shift_detection:
         by_place.setdefault(row.site, {})[row.measure] = row
-    cells: list[Cells] = []
-    for place, measures in by_place.items():
-        if all(row.auroc is None for row in measures.values()):
-            continue
-        shift = ""
-        if place in sites:
-            shift = sites[place].shift.replace("_", " ") or "none"
-        first = next(iter(measures.values()))
-        cells.append(
-            (
-                place_name(place),
-                shift,
-                _auroc_cell(measures.get("epistemic")),
-                _auroc_cell(measures.get("total")),
-                records_cell(first.n),
-            )
-        )
-    columns = ("Where", "Shift", "AUROC of epistemic", "AUROC of total", "n")
-    return _table(columns, cells, text_columns={0, 1})
+    places = [
+        place
+        for place, measures in by_place.items()
+        if any(row.auroc is not None for row in measures.values())
+    ]
+    columns: tuple[Column[str], ...] = (
+        Column("Where", place_name, in_words=True),
+        Column("Shift", lambda place: shifts.get(place, ""), in_words=True),
+        Column("AUROC of epistemic", lambda place: _auroc_cell(by_place[place].get("epistemic"))),
+        Column("AUROC of total", lambda place: _auroc_cell(by_place[place].get("total"))),
+        Column("n", lambda place: records_cell(next(iter(by_place[place].values())).n)),
+    )
+    return table_of(columns, places)
 
 
 def _auroc_cell(row: ShiftDetectionRecord | None) -> Cell:
@@ -292,35 +263,23 @@ def _auroc_cell(row: ShiftDetectionRecord | None) -> Cell:
     return two_places(row.auroc), f"{ends}, bounds {bounds}" if bounds else ends
 
 
-def _truth_table(rows: Sequence[CalibrationRecord]) -> PageTable:
-    cells = [
-        (
-            *main_cells(row)[:4],
-            points(row.rms_true),
-            _holds_truth(row),
-            points(row.ece),
-            points(row.ece_true),
-        )
-        for row in in_reading_order(rows)
-    ]
-    columns = (
-        "Where",
-        PREDICTOR_COLUMN,
-        "n",
-        "RMS estimated",
-        "RMS true",
-        "In the interval",
-        "ECE estimated",
-        "ECE true",
-    )
-    return _table(columns, cells, text_columns={0, 1, 5})
-
-
 def _holds_truth(row: CalibrationRecord) -> str:
     ends = known_ends(row.intervals.get("rms_debiased"))
     if ends is None or row.rms_true is None:
         return UNDEFINED
     return "yes" if ends[0] <= row.rms_true <= ends[1] else "no"
+
+
+TRUTH_COLUMNS: tuple[Column[CalibrationRecord], ...] = (
+    WHERE,
+    PREDICTOR,
+    RECORDS,
+    Column("RMS estimated", error_cell),
+    Column("RMS true", lambda row: points(row.rms_true)),
+    Column("In the interval", _holds_truth, in_words=True),
+    Column("ECE estimated", lambda row: points(row.ece)),
+    Column("ECE true", lambda row: points(row.ece_true)),
+)
 
 
 def operating_threshold(run: Summary) -> float:
@@ -338,51 +297,30 @@ def operating_threshold(run: Summary) -> float:
     return min(0.95, max(0.05, round(20 * share) / 20))
 
 
-def _operating_table(run: Summary, rows: Sequence[CalibrationRecord]) -> PageTable:
-    """Show at one threshold of risk how many events are found and how many alarms are right."""
-    threshold = operating_threshold(run)
-    cells: list[Cells] = []
-    for row in in_reading_order(rows):
-        point = next(
-            point for point in row.net_benefit or () if math.isclose(point.threshold, threshold)
-        )
-        true_positive, false_positive, false_negative, true_negative = point.counts or (0, 0, 0, 0)
-        cells.append(
-            (
-                *main_cells(row)[:3],
-                _share_cell(true_positive, true_positive + false_negative),
-                _share_cell(true_negative, true_negative + false_positive),
-                _share_cell(true_positive, true_positive + false_positive),
-                _share_cell(true_negative, true_negative + false_negative),
+def _operating_columns(threshold: float) -> tuple[Column[CalibrationRecord], ...]:
+    """Say at one threshold of risk how many events are found and how many alarms are right."""
+
+    def share(part: int, beside: int) -> Callable[[CalibrationRecord], Cell]:
+        """Write the share of one of the four counts in itself and another."""
+
+        def write(row: CalibrationRecord) -> Cell:
+            point = next(
+                point for point in row.net_benefit or () if math.isclose(point.threshold, threshold)
             )
-        )
-    columns = (
-        "Where",
-        PREDICTOR_COLUMN,
-        "n",
-        "Sensitivity, %",
-        "Specificity, %",
-        "PPV, %",
-        "NPV, %",
+            counts = point.counts or (0, 0, 0, 0)
+            whole = counts[part] + counts[beside]
+            value = counts[part] / whole if whole else None
+            return points(value), interval(wilson_interval(counts[part], whole), points)
+
+        return write
+
+    true_positive, false_positive, false_negative, true_negative = range(4)
+    return (
+        WHERE,
+        PREDICTOR,
+        RECORDS,
+        Column("Sensitivity, %", share(true_positive, false_negative)),
+        Column("Specificity, %", share(true_negative, false_positive)),
+        Column("PPV, %", share(true_positive, false_positive)),
+        Column("NPV, %", share(true_negative, false_negative)),
     )
-    return _table(columns, cells, text_columns={0, 1})
-
-
-def _share_cell(part: int, whole: int) -> Cell:
-    share = part / whole if whole else None
-    return points(share), interval(wilson_interval(part, whole), points)
-
-
-def _table(columns: tuple[str, ...], cells: Sequence[Cells], text_columns: Set[int]) -> PageTable:
-    """Make a table without repeated first cells, and without predictors that are all alike."""
-    if PREDICTOR_COLUMN in columns:
-        position = columns.index(PREDICTOR_COLUMN)
-        if len({row[position] for row in cells}) == 1:
-            columns = columns[:position] + columns[position + 1 :]
-            cells = [row[:position] + row[position + 1 :] for row in cells]
-            text_columns = {
-                number - 1 if number > position else number
-                for number in text_columns
-                if number != position
-            }
-    return page_table(columns, rows=without_repeats(cells), text_columns=text_columns)

@@ -1,8 +1,10 @@
-"""The tables of the report page: header and cells as text, ready to be escaped and shown."""
+"""The tables of the report page: columns that are declared once, and cells as text."""
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Generic, TypeVar
 
 from rich import filesize
 
@@ -23,11 +25,12 @@ from fl_dpbayes.report.numbers import (
     rounded_up,
     significant,
 )
-from fl_dpbayes.report.run_files import EpsilonCurve
 from fl_dpbayes.report.summary import (
     AggregationInputs,
     EvaluationPrivacyRecord,
+    HospitalRecord,
     ParticipationRecord,
+    PassRecord,
     PrivacyRecord,
     SiteRecord,
     Summary,
@@ -45,6 +48,7 @@ from fl_dpbayes.report.wording import (
 # A value, and what stands more quietly behind it.
 Cell = tuple[str, str]
 Cells = tuple[str | Cell, ...]
+RowT = TypeVar("RowT", contravariant=True)
 # Below this a place's differences may well be chance.
 FEW = 100
 HOW_FITTED = {
@@ -53,57 +57,6 @@ HOW_FITTED = {
     "central": "a regression on all hospitals' records together",
     "published": "as published; fitted on these very patients",
 }
-MAIN_COLUMNS = (
-    "Where",
-    "Predictor",
-    "n",
-    "RMS debiased",
-    "ECE (if calibrated)",
-    "Accuracy, %",
-    "NLL",
-    "AUROC [bounds]",
-)
-
-
-@dataclass(frozen=True)
-class MetricColumn:
-    """A column that shows one metric of a calibration row.
-
-    Attributes:
-        title: Its header.
-        key: The metric's key.
-        write: How a value is written.
-    """
-
-    title: str
-    key: str
-    write: Write
-
-    def cell(self, row: CalibrationRecord) -> str:
-        """Write the metric of a row."""
-        return self.write(row.metric(self.key))
-
-
-BASELINE_COLUMNS = (
-    MetricColumn("AUROC", "auroc", decimal),
-    MetricColumn("NLL", "nll", decimal),
-    MetricColumn("Accuracy, %", "accuracy", points),
-    MetricColumn("RMS debiased", "rms_debiased", points),
-)
-FURTHER_COLUMNS = (
-    MetricColumn("Brier", "brier", decimal),
-    MetricColumn("ACE", "ace", points),
-    MetricColumn("SCE", "sce", points),
-    MetricColumn("MCE", "mce", points),
-    MetricColumn("Epistemic, nats", "epistemic", decimal),
-    MetricColumn("Aleatoric, nats", "aleatoric", decimal),
-    MetricColumn("ECE, 10 bins", "ece_10", points),
-    MetricColumn("ECE, 20 bins", "ece_20", points),
-    MetricColumn("ECE, equal mass", "ece_equal_mass", points),
-    MetricColumn("ECE, binary", "ece_binary", points),
-    MetricColumn("AURC", "aurc", decimal),
-    MetricColumn("Excess AURC", "aurc_excess", decimal),
-)
 
 
 @dataclass(frozen=True)
@@ -121,12 +74,27 @@ class PageTable:
     text_columns: frozenset[int] = frozenset({0})
 
 
+@dataclass(frozen=True)
+class Column(Generic[RowT]):
+    """A column of a table: its header, and how its cells are written.
+
+    Attributes:
+        title: The header.
+        write: Writes the value of a row, or a pair of a value and what stands behind it.
+        in_words: Whether it holds words, aligned left; else it holds numbers.
+    """
+
+    title: str
+    write: Callable[[RowT], str | Cell]
+    in_words: bool = False
+
+
 def page_table(
     columns: Sequence[str],
     rows: Iterable[Sequence[str | Cell]],
     text_columns: Iterable[int] = (0,),
 ) -> PageTable:
-    """Make a table of values, some with what stands behind them.
+    """Make a table of cells.
 
     Args:
         columns: Headers.
@@ -139,15 +107,81 @@ def page_table(
     return PageTable(tuple(columns), cells, frozenset(text_columns))
 
 
-def without_repeats(rows: Sequence[Cells]) -> list[Cells]:
-    """Empty the first cell of a row that repeats the one above it."""
+def table_of(
+    columns: Sequence[Column[RowT]], rows: Iterable[RowT], *, grouped: bool = True
+) -> PageTable:
+    """Fill declared columns with rows.
+
+    Args:
+        columns: The columns.
+        rows: One record for each row.
+        grouped: Whether the first cell of a row is empty where it repeats the one above it.
+    """
     cells: list[Cells] = []
     above: str | Cell | None = None
     for row in rows:
-        first = "" if row[0] == above else row[0]
-        above = row[0]
-        cells.append((first, *row[1:]))
-    return cells
+        first, *further = (column.write(row) for column in columns)
+        cells.append(("" if grouped and first == above else first, *further))
+        above = first
+    return page_table(
+        columns=[column.title for column in columns],
+        rows=cells,
+        text_columns=(number for number, column in enumerate(columns) if column.in_words),
+    )
+
+
+def records_cell(n: int | None) -> Cell:
+    """Write a number of records, and mark those that are too few to tell much."""
+    return count(n), "few" if n is not None and n < FEW else ""
+
+
+def error_cell(row: CalibrationRecord) -> Cell:
+    """Write the debiased error in points; where it is cut at 0, its interval is the number."""
+    if one_outcome(row):
+        return UNDEFINED, "one outcome"
+    ends = known_ends(row.intervals.get("rms_debiased"))
+    if row.rms_debiased == 0 and ends is not None:
+        return f"{points(ends[0])} to {points(ends[1])}", ""
+    return points(row.rms_debiased), interval(ends, points)
+
+
+def metric_cell(row: CalibrationRecord, key: str, write: Write) -> Cell:
+    """Write a metric with its 95 % interval."""
+    return write(row.metric(key)), interval(row.intervals.get(key), write)
+
+
+_CalibrationColumn = Column[CalibrationRecord]
+# The columns of calibration, of which other tables take those that they need.
+WHERE: _CalibrationColumn = Column("Where", lambda row: place_name(row.site), in_words=True)
+PREDICTOR: _CalibrationColumn = Column("Predictor", predictor_name, in_words=True)
+RECORDS: _CalibrationColumn = Column("n", lambda row: records_cell(row.n))
+RMS: _CalibrationColumn = Column("RMS debiased", error_cell)
+ECE: _CalibrationColumn = Column(
+    "ECE (if calibrated)", lambda row: (points(row.ece), f"({points(row.ece_if_calibrated)})")
+)
+ACCURACY: _CalibrationColumn = Column(
+    "Accuracy, %", lambda row: metric_cell(row, "accuracy", points)
+)
+NLL: _CalibrationColumn = Column("NLL", lambda row: metric_cell(row, "nll", decimal))
+AUROC: _CalibrationColumn = Column(
+    "AUROC [bounds]", lambda row: (decimal(row.auroc), interval(row.auroc_bounds, decimal))
+)
+MAIN_COLUMNS = (WHERE, PREDICTOR, RECORDS, RMS, ECE, ACCURACY, NLL, AUROC)
+BINARY_ECE: _CalibrationColumn = Column("ECE, binary", lambda row: points(row.ece_binary))
+FURTHER_COLUMNS: tuple[_CalibrationColumn, ...] = (
+    Column("Brier", lambda row: decimal(row.brier)),
+    Column("ACE", lambda row: points(row.ace)),
+    Column("SCE", lambda row: points(row.sce)),
+    Column("MCE", lambda row: points(row.mce)),
+    Column("Epistemic, nats", lambda row: decimal(row.epistemic)),
+    Column("Aleatoric, nats", lambda row: decimal(row.aleatoric)),
+    Column("ECE, 10 bins", lambda row: points(row.ece_10)),
+    Column("ECE, 20 bins", lambda row: points(row.ece_20)),
+    Column("ECE, equal mass", lambda row: points(row.ece_equal_mass)),
+    BINARY_ECE,
+    Column("AURC", lambda row: decimal(row.aurc)),
+    Column("Excess AURC", lambda row: decimal(row.aurc_excess)),
+)
 
 
 def run_tables(run: Summary) -> dict[str, PageTable]:
@@ -156,6 +190,7 @@ def run_tables(run: Summary) -> dict[str, PageTable]:
     Returns:
         By the names that the page's template gives them.
     """
+    over_sites = [*median_rows(run), *(row for row in run.calibration if row.over)]
     return {
         "baselines": baselines_table(run),
         "hospitals": hospitals_table(run),
@@ -170,7 +205,7 @@ def run_tables(run: Summary) -> dict[str, PageTable]:
             rows=[(release.item, release.how) for release in run.releases],
             text_columns=(0, 1),
         ),
-        "calibration": calibration_table(run),
+        "calibration": table_of(MAIN_COLUMNS, in_reading_order(over_sites)),
         "all_metrics": all_metrics_table(run.calibration),
         "sites": sites_table(run),
         "passes": passes_table(run),
@@ -190,52 +225,12 @@ def _missed_rounds(row: ParticipationRecord) -> str:
     return ", ".join(missed) or "none"
 
 
-def calibration_table(run: Summary) -> PageTable:
-    """Show how well each predictor is calibrated over all sites of a role."""
-    over_sites = [*median_rows(run), *(row for row in run.calibration if row.over)]
-    cells = [main_cells(row) for row in in_reading_order(over_sites)]
-    return page_table(MAIN_COLUMNS, rows=without_repeats(cells), text_columns=(0, 1))
-
-
 def all_metrics_table(rows: Sequence[CalibrationRecord]) -> PageTable:
     """Show every metric of the given rows; binary ECE where any row has it."""
-    binary = any(row.ece_binary is not None for row in rows)
-    further = [column for column in FURTHER_COLUMNS if binary or column.key != "ece_binary"]
-    cells: list[Cells] = [
-        (*main_cells(row), *(column.cell(row) for column in further))
-        for row in in_reading_order(rows)
-    ]
-    columns = (*MAIN_COLUMNS, *(column.title for column in further))
-    return page_table(columns, rows=without_repeats(cells), text_columns=(0, 1))
-
-
-def main_cells(row: CalibrationRecord) -> Cells:
-    """Write the cells below `MAIN_COLUMNS` of one row."""
-    return (
-        place_name(row.site),
-        predictor_name(row),
-        records_cell(row.n),
-        error_cell(row),
-        (points(row.ece), f"({points(row.ece_if_calibrated)})"),
-        (points(row.accuracy), interval(row.intervals.get("accuracy"), points)),
-        (decimal(row.nll), interval(row.intervals.get("nll"), decimal)),
-        (decimal(row.auroc), interval(row.auroc_bounds, decimal)),
-    )
-
-
-def records_cell(n: int | None) -> Cell:
-    """Write a number of records, and mark those that are too few to tell much."""
-    return count(n), "few" if n is not None and n < FEW else ""
-
-
-def error_cell(row: CalibrationRecord) -> Cell:
-    """Write the debiased error in points; where it is cut at 0, its interval is the number."""
-    if one_outcome(row):
-        return UNDEFINED, "one outcome"
-    ends = known_ends(row.intervals.get("rms_debiased"))
-    if row.rms_debiased == 0 and ends is not None:
-        return f"{points(ends[0])} to {points(ends[1])}", ""
-    return points(row.rms_debiased), interval(ends, points)
+    columns = [*MAIN_COLUMNS, *FURTHER_COLUMNS]
+    if all(row.ece_binary is None for row in rows):
+        columns.remove(BINARY_ECE)
+    return table_of(columns, in_reading_order(rows))
 
 
 def baselines_table(run: Summary) -> PageTable:
@@ -244,100 +239,99 @@ def baselines_table(run: Summary) -> PageTable:
     Of sites that trained alone it shows the median, with the least and the largest behind it.
     """
     baselines = run.baselines.rows if run.baselines else ()
-    cells: list[Cells] = []
+    groups: list[list[CalibrationRecord]] = []
     for role in ROLES if baselines else ():
-        rows: list[CalibrationRecord] = [
-            row for row in run.calibration if row.site == f"pooled:{role}"
-        ]
-        rows += [row for row in baselines if row.role == role]
+        pooled = [row for row in run.calibration if row.site == f"pooled:{role}"]
+        of_role = [row for row in baselines if row.role == role]
         by_predictor: dict[str, list[CalibrationRecord]] = {}
-        for row in rows:
+        for row in [*pooled, *of_role]:
             by_predictor.setdefault(row.predictor, []).append(row)
-        cells += [_baseline_cells(role, members) for members in by_predictor.values()]
-    columns = ("Where", "Predictor", *(column.title for column in BASELINE_COLUMNS), "n")
-    return page_table(columns, rows=without_repeats(cells), text_columns=(0, 1))
+        groups += by_predictor.values()
+    return table_of(BASELINE_COLUMNS, groups)
 
 
-def _baseline_cells(role: str, rows: Sequence[CalibrationRecord]) -> Cells:
-    """Write the cells of one predictor at the sites of a role."""
-    first = rows[0]
-    values = [
-        _median_and_range([row.metric(column.key) for row in rows], column.write)
-        for column in BASELINE_COLUMNS
-    ]
-    if len(rows) == 1:
-        values[-1] = error_cell(first)
-    name = predictor_name(first)
-    if first.predictor in HOW_FITTED:
-        name = PREDICTORS.get(first.predictor, first.predictor)
-    predictor = (name, HOW_FITTED.get(first.predictor, "this run"))
-    return (f"all {ROLES[role]}", predictor, *values, count(first.n))
+def _fitted_how(rows: Sequence[CalibrationRecord]) -> Cell:
+    """Name the predictor of some rows, and say what it was fitted to."""
+    predictor = rows[0].predictor
+    if predictor in HOW_FITTED:
+        return PREDICTORS.get(predictor, predictor), HOW_FITTED[predictor]
+    return predictor_name(rows[0]), "this run"
 
 
-def _median_and_range(values: Sequence[float | None], write: Write) -> Cell:
-    defined = [value for value in values if value is not None]
+def _median_and_range(rows: Sequence[CalibrationRecord], key: str, write: Write) -> Cell:
+    defined = [value for row in rows if (value := row.metric(key)) is not None]
     if len(defined) < 2:
         return write(defined[0] if defined else None), ""
     return write(statistics.median(defined)), f"{write(min(defined))} to {write(max(defined))}"
 
 
+def _median_error(rows: Sequence[CalibrationRecord]) -> Cell:
+    return (
+        error_cell(rows[0]) if len(rows) == 1 else _median_and_range(rows, "rms_debiased", points)
+    )
+
+
+# A row is of one predictor at the sites of a role.
+BASELINE_COLUMNS: tuple[Column[Sequence[CalibrationRecord]], ...] = (
+    Column("Where", lambda rows: f"all {ROLES[rows[0].role]}", in_words=True),
+    Column("Predictor", _fitted_how, in_words=True),
+    Column("AUROC", lambda rows: _median_and_range(rows, "auroc", decimal)),
+    Column("NLL", lambda rows: _median_and_range(rows, "nll", decimal)),
+    Column("Accuracy, %", lambda rows: _median_and_range(rows, "accuracy", points)),
+    Column("RMS debiased", _median_error),
+    Column("n", lambda rows: count(rows[0].n)),
+)
+
+
 def hospitals_table(run: Summary) -> PageTable:
     """Show how much hospitals differ in the level of the outcome, and a new hospital's rate."""
-    cells: list[Cells] = []
-    for row in run.hospitals:
-        write: Write = decimal if row.among else points
-        unit = f"log odds, {row.among} of them" if row.among else "%, declared population"
-        if not row.identified:
-            unit += ": too few to tell, the prior says it"
-        cells.append(((row.of, unit), write(row.value), interval(row.interval, write)))
-    return page_table(("What", "Value", "90% interval"), cells)
+
+    def write(row: HospitalRecord) -> Write:
+        return decimal if row.among else points
+
+    columns: tuple[Column[HospitalRecord], ...] = (
+        Column("What", _hospital_quantity, in_words=True),
+        Column("Value", lambda row: write(row)(row.value)),
+        Column("90% interval", lambda row: interval(row.interval, write(row))),
+    )
+    return table_of(columns, run.hospitals)
+
+
+def _hospital_quantity(row: HospitalRecord) -> Cell:
+    unit = f"log odds, {row.among} of them" if row.among else "%, declared population"
+    if not row.identified:
+        unit += ": too few to tell, the prior says it"
+    return row.of, unit
+
+
+def _where_passed(row: PassRecord) -> str:
+    return row.sites[0] if len(row.sites) == 1 else f"{len(row.sites)} sites"
+
+
+def _rows_of_pass(row: PassRecord) -> Cell:
+    return str(row.rows), "" if row.rows == row.wanted else f"{row.wanted} wanted"
+
+
+def _time_of_record(row: PassRecord) -> str:
+    return f"{significant(row.slower)} times" if row.slower > 1 else "as fast"
+
+
+PASS_COLUMNS: tuple[Column[PassRecord], ...] = (
+    Column("Computed", lambda row: row.computation, in_words=True),
+    Column("Where", _where_passed, in_words=True),
+    Column("Records in a pass", _rows_of_pass),
+    Column("Products", lambda row: row.products, in_words=True),
+    Column("Time of a record", _time_of_record, in_words=True),
+    Column("Processor", lambda row: row.processor, in_words=True),
+    Column(
+        "Library", lambda row: f"{row.library}, reproducible: {row.reproducible}", in_words=True
+    ),
+)
 
 
 def passes_table(run: Summary) -> PageTable:
     """Show how many records each pass held at which sites, and what computed them."""
-    cells: list[Cells] = []
-    for row in run.passes:
-        sites = row.sites[0] if len(row.sites) == 1 else f"{len(row.sites)} sites"
-        wanted = "" if row.rows == row.wanted else f"{row.wanted} wanted"
-        slower = f"{significant(row.slower)} times" if row.slower > 1 else "as fast"
-        cells.append(
-            (
-                row.computation,
-                sites,
-                (str(row.rows), wanted),
-                row.products,
-                slower,
-                row.processor,
-                f"{row.library}, reproducible: {row.reproducible}",
-            )
-        )
-    columns = (
-        "Computed",
-        "Where",
-        "Records in a pass",
-        "Products",
-        "Time of a record",
-        "Processor",
-        "Library",
-    )
-    return page_table(columns, rows=without_repeats(cells), text_columns=(0, 1, 3, 4, 5, 6))
-
-
-@dataclass(frozen=True)
-class _PrivacyLine:
-    """One line of the table of privacy, from whose fields the columns are chosen."""
-
-    site: str
-    unit: str
-    units: str
-    steps: str
-    epsilon: Cell
-    recalibration: str
-    budget: str
-    delta: str
-    mu: str | Cell
-    temperature: str | Cell
-    status: str
+    return table_of(PASS_COLUMNS, run.passes)
 
 
 def privacy_table(run: Summary) -> PageTable:
@@ -347,79 +341,97 @@ def privacy_table(run: Summary) -> PageTable:
     and mu without privacy, temperature without one.
     """
     sites = {site.name: site for site in run.sites}
-    lines = [_training_line(row, sites.get(row.site), run.private) for row in run.privacy]
-    lines += [_evaluation_line(row) for row in run.evaluation_privacy]
-    columns: dict[str, Callable[[_PrivacyLine], str | Cell]] = {
-        "Site": lambda line: line.site,
-        "Unit": lambda line: line.unit,
-        "Units n": lambda line: line.units,
-        "Steps": lambda line: line.steps,
-        "ε spent": lambda line: line.epsilon,
-    }
+
+    def of_training(
+        write: Callable[[PrivacyRecord], str | Cell],
+    ) -> Callable[[EvaluationPrivacyRecord], str | Cell]:
+        """Write a cell in rows of training; rows of test results have none."""
+        return lambda row: write(row) if isinstance(row, PrivacyRecord) else ""
+
+    def of_account(
+        write: Callable[[EvaluationPrivacyRecord], str],
+    ) -> Callable[[EvaluationPrivacyRecord], str]:
+        """Write a text in rows of which an account was kept; training without privacy has none."""
+        return lambda row: write(row) if run.private or not isinstance(row, PrivacyRecord) else ""
+
+    def unit(row: EvaluationPrivacyRecord) -> str:
+        site = sites.get(row.site) if isinstance(row, PrivacyRecord) else None
+        return site.unit if site else row.unit
+
+    def units(row: PrivacyRecord) -> str:
+        site = sites.get(row.site)
+        return count(site.n if site else None)
+
+    method = of_account(lambda row: row.epsilon_method)
+    mu = of_account(lambda row: rounded_up(row.mu))
+    mu_kind = of_account(lambda row: "" if row.mu is None else row.mu_kind)
+    columns: list[Column[EvaluationPrivacyRecord]] = [
+        Column("Site", lambda row: row.site, in_words=True),
+        Column("Unit", unit, in_words=True),
+        Column("Units n", of_training(units)),
+        Column("Steps", of_training(lambda row: count(row.steps))),
+        Column("ε spent", lambda row: (rounded_up(row.epsilon), method(row))),
+    ]
     if run.private and any(row.recalibration_epsilon is not None for row in run.privacy):
-        columns["ε of recalibration"] = lambda line: line.recalibration
+        recalibration = of_training(lambda row: rounded_up(row.recalibration_epsilon))
+        columns.append(Column("ε of recalibration", recalibration))
     if run.private or run.evaluation_privacy:
-        columns["Budget"] = lambda line: line.budget
-        columns["δ"] = lambda line: line.delta
-        columns["μ"] = lambda line: line.mu
+        columns += [
+            Column("Budget", of_account(lambda row: significant(row.budget))),
+            Column("δ", of_account(lambda row: probability(row.delta))),
+            Column("μ", lambda row: (mu(row), mu_kind(row))),
+        ]
     if tempered(run):
-        columns["Temperature"] = lambda line: line.temperature
-    columns["Status"] = lambda line: line.status
-    return page_table(
-        list(columns),
-        rows=[[cell(line) for cell in columns.values()] for line in lines],
-        text_columns=(0, 1, len(columns) - 1),
-    )
+        columns.append(Column("Temperature", of_training(_temperature_cell)))
+    columns.append(Column("Status", _status, in_words=True))
+    return table_of(columns, [*run.privacy, *run.evaluation_privacy], grouped=False)
 
 
-def _training_line(row: PrivacyRecord, site: SiteRecord | None, private: bool) -> _PrivacyLine:
-    return _PrivacyLine(
-        site=row.site,
-        unit=site.unit if site else row.unit,
-        units=count(site.n if site else None),
-        steps=count(row.steps),
-        epsilon=(rounded_up(row.epsilon), row.epsilon_method if private else ""),
-        recalibration=rounded_up(row.recalibration_epsilon),
-        budget=significant(row.budget) if private else "",
-        delta=probability(row.delta) if private else "",
-        mu=_mu_cell(row) if private else "",
-        temperature=(
-            significant(row.temperature),
-            interval(row.temperature_range, significant),
-        ),
-        status=row.status or UNDEFINED,
-    )
+def _temperature_cell(row: PrivacyRecord) -> Cell:
+    return significant(row.temperature), interval(row.temperature_range, significant)
 
 
-def _evaluation_line(row: EvaluationPrivacyRecord) -> _PrivacyLine:
-    return _PrivacyLine(
-        site=row.site,
-        unit=row.unit,
-        units="",
-        steps="",
-        epsilon=(rounded_up(row.epsilon), row.epsilon_method),
-        recalibration="",
-        budget=significant(row.budget),
-        delta=probability(row.delta),
-        mu=_mu_cell(row),
-        temperature="",
-        status="evaluation",
-    )
-
-
-def _mu_cell(row: EvaluationPrivacyRecord) -> Cell:
-    return rounded_up(row.mu), "" if row.mu is None else row.mu_kind
+def _status(row: EvaluationPrivacyRecord) -> str:
+    if isinstance(row, PrivacyRecord):
+        return row.status or UNDEFINED
+    return "evaluation"
 
 
 def sites_table(run: Summary) -> PageTable:
     """Describe each site: size, how often the event happens, and its subgroups' shares."""
-    subgroups = _subgroup_shares(run)
-    rows = [_site_cells(site, list(subgroups.values())) for site in run.sites]
     happens = "Largest class, %"
     if all(len(site.shares) == 2 for site in run.sites if site.shares):
         happens = f"{event(run).capitalize()}, %"
-    columns = ("Site", "Role", "Units n", "Test records", happens, *subgroups)
-    return page_table(columns, rows=rows, text_columns=(0, 1))
+    columns: list[Column[SiteRecord]] = [
+        Column("Site", lambda site: site.name, in_words=True),
+        Column(
+            "Role",
+            lambda site: (SITE_ROLES[site.role], site.shift.replace("_", " ")),
+            in_words=True,
+        ),
+        Column("Units n", _units_cell),
+        Column("Test records", lambda site: records_cell(site.test_n)),
+        Column(happens, _event_share),
+    ]
+    columns += [
+        Column(title, partial(_share_at, shares)) for title, shares in _subgroup_shares(run).items()
+    ]
+    return table_of(columns, run.sites)
+
+
+def _units_cell(site: SiteRecord) -> Cell:
+    plural = "s" if site.unit and site.n != 1 else ""
+    return count(site.n), f"{site.unit}{plural}"
+
+
+def _event_share(site: SiteRecord) -> str:
+    if not site.shares:
+        return UNDEFINED
+    return points(max(site.shares) if len(site.shares) > 2 else site.shares[1])
+
+
+def _share_at(shares: Mapping[str, float], site: SiteRecord) -> str:
+    return points(shares.get(site.name))
 
 
 def _subgroup_shares(run: Summary) -> dict[str, dict[str, float]]:
@@ -437,34 +449,6 @@ def _subgroup_shares(run: Summary) -> dict[str, dict[str, float]]:
         if whole and row.n is not None:
             shares.setdefault(f"{row.attribute}: {row.value}, %", {})[row.site] = row.n / whole
     return shares
-
-
-def _site_cells(site: SiteRecord, subgroups: Sequence[dict[str, float]]) -> Cells:
-    plural = "s" if site.unit and site.n != 1 else ""
-    if not site.shares:
-        event_share = UNDEFINED
-    elif len(site.shares) > 2:
-        event_share = points(max(site.shares))
-    else:
-        event_share = points(site.shares[1])
-    return (
-        site.name,
-        (SITE_ROLES[site.role], site.shift.replace("_", " ")),
-        (count(site.n), f"{site.unit}{plural}"),
-        records_cell(site.test_n),
-        event_share,
-        *(points(shares.get(site.name)) for shares in subgroups),
-    )
-
-
-def epsilon_table(curves: Sequence[EpsilonCurve]) -> PageTable:
-    """Show epsilon after each round, a row per site."""
-    rounds = sorted({number for curve in curves for number in curve.rounds})
-    rows = []
-    for curve in curves:
-        spent = dict(zip(curve.rounds, curve.epsilons, strict=True))
-        rows.append((curve.site, *(rounded_up(spent.get(number)) for number in rounds)))
-    return page_table(("Site", *(f"Round {number}" for number in rounds)), rows)
 
 
 def cost_table(run: Summary) -> PageTable:

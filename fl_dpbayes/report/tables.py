@@ -1,13 +1,25 @@
 """The tables that a run prints at its end: those of its page, as far as the terminal is wide."""
 
+from dataclasses import replace
+
 from rich.table import Table
 
 from fl_dpbayes.report import page_tables
 from fl_dpbayes.report.headline import median_rows
-from fl_dpbayes.report.page_tables import MAIN_COLUMNS, Cells, main_cells, without_repeats
+from fl_dpbayes.report.page_tables import (
+    ACCURACY,
+    AUROC,
+    ECE,
+    MAIN_COLUMNS,
+    NLL,
+    RECORDS,
+    RMS,
+    WHERE,
+    table_of,
+)
 from fl_dpbayes.report.summary import Summary
 from fl_dpbayes.report.terminal_table import printed_table
-from fl_dpbayes.report.wording import in_reading_order, privacy_notes
+from fl_dpbayes.report.wording import in_reading_order, place_name, privacy_notes
 
 WIDTH = 100
 
@@ -27,10 +39,7 @@ def privacy_table(run: Summary, width: int = WIDTH) -> Table:
 def calibration_table(run: Summary, width: int = WIDTH) -> Table:
     """Show how well predictions are calibrated, predictors of one place beneath each other."""
     medians = median_rows(run)
-    cells: list[Cells] = []
-    for row in in_reading_order([*medians, *run.calibration]):
-        place, *values = main_cells(row)
-        cells.append((str(place).removesuffix(" sites"), *values))
+    rows = in_reading_order([*medians, *run.calibration])
     caption = (
         "Accuracy in %, calibration errors in percentage points, [95% interval]; in "
         "parentheses the ECE that a "
@@ -40,14 +49,12 @@ def calibration_table(run: Summary, width: int = WIDTH) -> Table:
         caption += (
             " A median is taken of the sites' own rows: one site cannot move it beyond the others."
         )
-    *_, rms, ece, accuracy, nll, auroc = MAIN_COLUMNS
+    short_place = replace(WHERE, write=lambda row: place_name(row.site).removesuffix(" sites"))
     return printed_table(
         title="Calibration",
-        content=page_tables.page_table(
-            MAIN_COLUMNS, rows=without_repeats(cells), text_columns=(0, 1)
-        ),
+        content=table_of((short_place, *MAIN_COLUMNS[1:]), rows),
         width=width,
-        with_quiet=(rms, ece, auroc),
-        expendable=(auroc, nll, "n", ece, accuracy),
+        with_quiet=[column.title for column in (RMS, ECE, AUROC)],
+        expendable=[column.title for column in (AUROC, NLL, RECORDS, ECE, ACCURACY)],
         caption=caption,
     )

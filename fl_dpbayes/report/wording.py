@@ -1,12 +1,14 @@
 """The words for roles, predictors and adjacency, and the notes below the table of privacy."""
 
 from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
 from fl_dpbayes.calibration import CalibrationRecord, ReliabilityRecord
 from fl_dpbayes.config import PREDICTORS
 from fl_dpbayes.report.numbers import probability, rounded_up, significant
 from fl_dpbayes.report.summary import PrivacyRecord, Summary
 
+RowT = TypeVar("RowT", bound=CalibrationRecord)
 ROLES = {"held_out": "held-out sites", "shifted": "shifted sites", "train": "training sites"}
 SITE_ROLES = {"train": "trains", "held_out": "held out", "shifted": "shifted"}
 # Where the posterior is one sample, nothing is averaged.
@@ -141,7 +143,7 @@ def place_name(site: str) -> str:
     return f"all {ROLES[role]}" if kind == "pooled" else f"{kind} of {ROLES[role]}"
 
 
-def in_reading_order(rows: Sequence[CalibrationRecord]) -> list[CalibrationRecord]:
+def in_reading_order(rows: Sequence[RowT]) -> list[RowT]:
     """Order rows as read: medians, pooled, means, sites; held-out before shifted before training.
 
     Rows of one place stand in the order of `PREDICTORS`.
@@ -150,7 +152,7 @@ def in_reading_order(rows: Sequence[CalibrationRecord]) -> list[CalibrationRecor
     roles = list(ROLES)
     predictors = {name: position for position, name in enumerate(PREDICTORS)}
 
-    def order(row: CalibrationRecord) -> tuple[int, int, str, int]:
+    def order(row: RowT) -> tuple[int, int, str, int]:
         return (
             kinds.index(row.over),
             roles.index(row.role),

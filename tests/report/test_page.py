@@ -174,8 +174,9 @@ def test_every_section_number_and_figure_is_there(reported):
     identifiers = {value for _, name, value in reader.attributes if name == "id"}
     assert {"privacy", "releases", "calibration", "sites", "cost", "limits", "run"} <= identifiers
     assert not SECTIONS & identifiers
-    # The numbers of the figures site by site stand in the table of all metrics.
-    assert reader.tags.count("figure") == words(reader).count("Numbers of this figure") + 3 == 10
+    # What a figure draws stands in the tables, in summary.json or in privacy.csv, and nowhere twice.
+    assert "Numbers of this figure" not in words(reader)
+    assert reader.tags.count("figure") == 10
     assert len(list((reported.parent / "figures").glob("*.svg"))) == 10
 
 
@@ -261,7 +262,6 @@ def test_tables_hold_the_numbers_of_the_summary(measured, measured_summary):
     ]
     truth = after(cells, "", "average of posterior samples", "450", "2.1 [1.2, 3.0]", "2.8")
     assert truth[:3] == ["yes", "3.1", "1.9"]
-    assert after(cells, "25.0")[:4] == ["27.5 [22.5, 32.5]", "17.5 [12.5, 22.5]", "15.0", "0.0"]
     assert {"1.1", "2.2", "0.033"} <= set(cells)
     text = words(read(measured))
     assert "Asked for: 90%. Sets calibrated on the training records (n = 777)" in text
