@@ -26,7 +26,9 @@ from fl_dpbayes.protocol import (
     MAX_REPLY_BYTES,
     Arrays,
     PrivacyStatement,
+    RecalibrateRequest,
     SiteCard,
+    StepsReply,
     TrainReply,
     TrainRequest,
     prefixed,
@@ -34,7 +36,6 @@ from fl_dpbayes.protocol import (
     without_prefix,
 )
 from fl_dpbayes.samplers.displacement_bound import displacement_bound
-from server.exchange import check_steps
 from server.messages import read_arrays
 from server.roster import Federation
 
@@ -121,6 +122,23 @@ def check_train_reply(
         # Not those that came beside the reply, which only say the same again.
         metrics=reply_metrics(reply, stretch),
     )
+
+
+def check_steps(reply: StepsReply, request: TrainRequest | RecalibrateRequest) -> None:
+    """Check that a reply's steps are the request's, or a prefix of them where it says so.
+
+    Raises:
+        ValueError: Names the difference.
+    """
+    if reply.first_step != request.first_step or reply.steps > request.steps:
+        raise ValueError(
+            f"it ran steps {reply.first_step}+{reply.steps}, not "
+            f"{request.first_step}+{request.steps}"
+        )
+    if (reply.status == "OK") != (reply.steps == request.steps):
+        raise ValueError(
+            f"status {reply.status} does not fit {reply.steps} of {request.steps} steps"
+        )
 
 
 def _read_chain(

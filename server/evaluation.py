@@ -20,11 +20,12 @@ from fl_dpbayes.protocol import (
     arrays_digest,
     prefixed,
 )
-from server.exchange import NO_REPLY, Exchange
+from server.exchange import Exchange
 from server.ledger_heads import LedgerHeads
 from server.messages import encoded, read_arrays
 from server.recalibration import Recalibration
 from server.roster import Federation, Member
+from server.round_outcomes import NO_REPLY
 from server.run_record import RunRecord
 
 # Of an evaluation request there are two, posterior and last states.
@@ -89,9 +90,11 @@ class EvaluationStage:
         self._exchange = Exchange[EvaluateRequest, EvaluateReply](
             federation=federation,
             heads=heads,
+            record=record,
             message_type=MessageType.EVALUATE,
             round_number=round_number,
             reply_type=EvaluateReply,
+            stage="evaluation",
         )
         scenario = federation.scenario
         self.evaluation = Evaluation(
@@ -173,11 +176,7 @@ class EvaluationStage:
         What is wrong or missing becomes a warning.
         """
         not_sent = []
-        dropped = warning("dropped", stage="evaluation")
-        for answer in self._exchange.answers(
-            replies, check=self._add, on_dropped=lambda: self._record.warn(dropped)
-        ):
-            self._record.add_passes(answer.site, answer.passes)
+        for answer in self._exchange.answers(replies, check=self._add):
             problem = answer.problem
             if answer.refusal is not None and answer.refusal.code is RefusalCode.NOT_SENT:
                 not_sent.append(answer.site)

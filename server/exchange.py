@@ -6,16 +6,8 @@ from typing import Generic, TypeVar
 
 from flwr.app import ArrayRecord, Message, Metadata
 
-from fl_dpbayes.protocol import (
-    RecalibrateRequest,
-    Refusal,
-    StageReply,
-    StageRequest,
-    StatedPasses,
-    StepsReply,
-    TrainRequest,
-    request_digest,
-)
+from fl_dpbayes.config import warning
+from fl_dpbayes.protocol import Refusal, StageReply, StageRequest, StepsReply, request_digest
 from server.ledger_heads import LedgerHeads
 from server.messages import (
     EXPIRED,
@@ -27,49 +19,13 @@ from server.messages import (
     request_message,
 )
 from server.roster import Federation, Member
+from server.round_outcomes import NO_REPLY, Answer, CheckedT
+from server.run_record import RunRecord
 
-NO_REPLY = "no reply in time"
-USED_STATUSES = ("OK", "PARTIAL")
 RequestT = TypeVar("RequestT", bound=StageRequest)
 ReplyT = TypeVar("ReplyT", bound=StageReply)
-CheckedT = TypeVar("CheckedT")
 # Makes of a reply what the stage uses, or rejects it by a ValueError.
 Check = Callable[[Message, ReplyT, RequestT, Member], CheckedT]
-
-
-@dataclass(frozen=True)
-class Answer(Generic[CheckedT]):
-    """How one site answered one request, and what the stage made of a reply that is used.
-
-    Attributes:
-        site: The site's name.
-        status: OK or PARTIAL of a reply that is used, else REFUSED, FAILED or REJECTED.
-        detail: The reason of one that is not used, printable.
-        refusal: The site's own refusal.
-        checked: What the stage made of the reply.
-        bytes_up: Size of the reply's arrays.
-        passes: What the site says of its passes over records.
-    """
-
-    site: str
-    status: str
-    detail: str = ""
-    refusal: Refusal | None = None
-    checked: CheckedT | None = None
-    bytes_up: int = 0
-    passes: StatedPasses | None = None
-
-    @property
-    def usable(self) -> bool:
-        """Whether the stage may use what the site sent."""
-        return self.status in USED_STATUSES
-
-    @property
-    def problem(self) -> str:
-        """Why there is nothing of the site after the training, empty if there is something."""
-        if self.status in ("REJECTED", "FAILED") and self.detail != NO_REPLY:
-            return f"rejected: {self.detail}"
-        return self.detail
 
 
 @dataclass(frozen=True)
@@ -93,23 +49,29 @@ class Exchange(Generic[RequestT, ReplyT]):
         self,
         federation: Federation,
         heads: LedgerHeads,
+        record: RunRecord,
         message_type: str,
         round_number: int,
         reply_type: type[ReplyT],
+        stage: str,
     ) -> None:
         """Begin a stage.
 
         Args:
             federation: The run.
             heads: Heads of the sites' ledgers, brought up to date by each reply that is used.
+            record: Where warnings go, and what sites say of their passes over records.
             message_type: Flower's type of the requests.
             round_number: The stage's round.
             reply_type: Kind of the replies.
+            stage: The stage in words, for warnings.
         """
         self.round_number = round_number
         self.bytes_down = 0
         self._federation = federation
         self._heads = heads
+        self._record = record
+        self._dropped = warning("dropped", stage=stage)
         self._message_type = message_type
         self._reply_type = reply_type
         self._sent: list[_SentRequest[RequestT]] = []
@@ -132,17 +94,13 @@ class Exchange(Generic[RequestT, ReplyT]):
         return message
 
     def answers(
-        self,
-        replies: Iterable[Message],
-        check: Check[ReplyT, RequestT, CheckedT],
-        on_dropped: Callable[[], None],
+        self, replies: Iterable[Message], check: Check[ReplyT, RequestT, CheckedT]
     ) -> Iterator[Answer[CheckedT]]:
-        """Take replies one by one, in their order.
+        """Take replies one by one, in their order; a reply to no open request is dropped.
 
         Args:
             replies: The replies.
             check: Makes of a reply what the stage uses, or rejects it by a ValueError.
-            on_dropped: Called for a reply to no open request.
 
         Yields:
             The answer of each site that got a request, silent ones last.
@@ -153,9 +111,11 @@ class Exchange(Generic[RequestT, ReplyT]):
             # whose reply it is.
             sent = self._open.pop(reply.metadata.reply_to_message_id, None)
             if sent is None:
-                on_dropped()
+                self._record.warn(self._dropped)
                 continue
-            yield self._answer(reply, sent, check)
+            answer = self._answer(reply, sent, check)
+            self._record.add_passes(answer.site, answer.passes)
+            yield answer
             # One reply in memory at a time.
             del reply
         self._read_message_ids()
@@ -205,20 +165,3 @@ def _check_answers(reply: StageReply, request: StageRequest) -> None:
     expected = (request.run, request.round, request_digest(request))
     if (reply.run, reply.round, reply.request) != expected:
         raise ValueError("it answers another request")
-
-
-def check_steps(reply: StepsReply, request: TrainRequest | RecalibrateRequest) -> None:
-    """Check that a reply's steps are the request's, or a prefix of them where it says so.
-
-    Raises:
-        ValueError: Names the difference.
-    """
-    if reply.first_step != request.first_step or reply.steps > request.steps:
-        raise ValueError(
-            f"it ran steps {reply.first_step}+{reply.steps}, not "
-            f"{request.first_step}+{request.steps}"
-        )
-    if (reply.status == "OK") != (reply.steps == request.steps):
-        raise ValueError(
-            f"status {reply.status} does not fit {reply.steps} of {request.steps} steps"
-        )

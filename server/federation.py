@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from flwr.app import Array, ArrayRecord
 from flwr.serverapp import Grid
@@ -46,7 +46,7 @@ from server.strategies.fald import FALDStrategy
 from server.strategies.fedpa import FedPAStrategy
 from server.strategies.independent_chains import IndependentChainsStrategy
 from server.strategies.strategy import PosteriorStrategy
-from server.summary import summarise_run
+from server.summary import PartitionMeasures, summarise_run
 
 STRATEGIES: dict[str, type[PosteriorStrategy]] = {"fald": FALDStrategy, "fedpa": FedPAStrategy}
 # Simulated nodes appear together, so a number of them that has not grown for so long is final.
@@ -245,11 +245,11 @@ def _write_posterior(
     return problem
 
 
-def _partition(folder: Path) -> dict[str, Any]:
+def _partition(folder: Path) -> PartitionMeasures:
     """Read what was measured of the sites' data in a simulation."""
-    partition = {}
+    content = {}
     if (folder / PARTITION_FILE).is_file():
-        partition = json.loads((folder / PARTITION_FILE).read_text(encoding="utf-8"))
+        content = json.loads((folder / PARTITION_FILE).read_text(encoding="utf-8"))
     if (folder / BASELINES_FILE).is_file():
-        partition["baselines"] = json.loads((folder / BASELINES_FILE).read_text(encoding="utf-8"))
-    return partition
+        content["baselines"] = json.loads((folder / BASELINES_FILE).read_text(encoding="utf-8"))
+    return PartitionMeasures.model_validate(content)

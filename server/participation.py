@@ -8,8 +8,8 @@ from fl_dpbayes.config import RunWarning, TrainingPlan, warning
 from fl_dpbayes.files import Config
 from fl_dpbayes.protocol import RefusalCode
 from server.check_reply import CheckedReply
-from server.exchange import NO_REPLY, Answer
 from server.roster import NO_NODE, Member, Roster
+from server.round_outcomes import NO_REPLY, Answer
 
 # With these a site says that it will not train again in this run.
 FINAL_REFUSALS = frozenset(

@@ -33,7 +33,8 @@ from fl_dpbayes.protocol import (
     arrays_digest,
     prefixed,
 )
-from server.exchange import Exchange, check_steps
+from server.check_reply import check_steps
+from server.exchange import Exchange
 from server.ledger_heads import LedgerHeads
 from server.messages import encoded, read_arrays
 from server.roster import Federation, Member
@@ -103,9 +104,11 @@ def recalibrate_sites(
         exchange = Exchange[RecalibrateRequest, RecalibrateReply](
             federation=federation,
             heads=heads,
+            record=record,
             message_type=MESSAGE,
             round_number=number,
             reply_type=RecalibrateReply,
+            stage="recalibration",
         )
         replies = grid.send_and_receive(
             fit.requests(exchange, members, heads), timeout=scenario.resources.round_timeout
@@ -132,11 +135,7 @@ def _take_replies(
 ) -> set[str]:
     """Take a round's replies; return the names of the sites whose reply is used."""
     answered = set()
-    dropped = warning("dropped", stage="recalibration")
-    for answer in exchange.answers(
-        replies, check=fit.take, on_dropped=lambda: record.warn(dropped)
-    ):
-        record.add_passes(answer.site, answer.passes)
+    for answer in exchange.answers(replies, check=fit.take):
         if answer.usable:
             answered.add(answer.site)
         else:

@@ -1,55 +1,119 @@
-"""How sites answered in a round, as the run's journal keeps it, and how a site's rounds went."""
+"""How sites answered: one answer, a round as the run's journal keeps it, and a site's rounds."""
 
 import math
 import sys
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import takewhile
-from typing import TypedDict
+from typing import Generic, TypedDict, TypeVar
 
 from fl_dpbayes.files import Config
-from fl_dpbayes.protocol import PrivacyStatement
+from fl_dpbayes.protocol import PrivacyStatement, Refusal, StatedPasses
+from fl_dpbayes.report import PrivacyRow, RoundRow
 from server.check_reply import CheckedReply
-from server.exchange import USED_STATUSES, Answer
 
+NO_REPLY = "no reply in time"
+USED_STATUSES = ("OK", "PARTIAL")
 # The least usual last.
 STATUSES = (*USED_STATUSES, "REFUSED", "FAILED", "REJECTED")
 NOT_ASKED = "NOT ASKED"
+CheckedT = TypeVar("CheckedT")
 
 
-class CostCells(TypedDict):
-    """What a site stated of its spending, as cells of `privacy.csv`; infinite is `math.inf`."""
+@dataclass(frozen=True)
+class Answer(Generic[CheckedT]):
+    """How one site answered one request, and what the stage made of a reply that is used.
 
-    steps: int
+    Attributes:
+        site: The site's name.
+        status: OK or PARTIAL of a reply that is used, else REFUSED, FAILED or REJECTED.
+        detail: The reason of one that is not used, printable.
+        refusal: The site's own refusal.
+        checked: What the stage made of the reply.
+        bytes_up: Size of the reply's arrays.
+        passes: What the site says of its passes over records.
+    """
+
+    site: str
+    status: str
+    detail: str = ""
+    refusal: Refusal | None = None
+    checked: CheckedT | None = None
+    bytes_up: int = 0
+    passes: StatedPasses | None = None
+
+    @property
+    def usable(self) -> bool:
+        """Whether the stage may use what the site sent."""
+        return self.status in USED_STATUSES
+
+    @property
+    def problem(self) -> str:
+        """Why there is nothing of the site after the training, empty if there is something."""
+        if self.status in ("REJECTED", "FAILED") and self.detail != NO_REPLY:
+            return f"rejected: {self.detail}"
+        return self.detail
+
+
+class StatedCost(TypedDict):
+    """What a privacy statement says of epsilon, as records hold it; infinite is `math.inf`."""
+
+    delta: float
     epsilon: float
     epsilon_method: str
-    delta: float
     mu: float
     mu_kind: str
-    adjacency: str
     budget: float
-    noise_multiplier_first: float | None
-    noise_multiplier_last: float | None
 
 
-def cost_cells(statement: PrivacyStatement) -> CostCells:
-    """Return the cells of a site's privacy statement."""
-    multipliers = [multiplier for multiplier, *_ in statement.history]
+def stated_cost(statement: PrivacyStatement) -> StatedCost:
+    """Return what a site's privacy statement says of epsilon."""
     return {
-        "steps": statement.steps,
+        "delta": statement.delta,
         "epsilon": _infinite_if_none(statement.epsilon),
         "epsilon_method": statement.epsilon_method,
-        "delta": statement.delta,
         "mu": _infinite_if_none(statement.mu),
         "mu_kind": statement.mu_kind,
-        "adjacency": statement.adjacency,
         "budget": _infinite_if_none(statement.budget),
-        "noise_multiplier_first": multipliers[0] if multipliers else None,
-        "noise_multiplier_last": multipliers[-1] if multipliers else None,
     }
 
 
 def _infinite_if_none(value: float | None) -> float:
     return math.inf if value is None else value
+
+
+def paid_row(
+    site: str,
+    status: str,
+    purpose: str,
+    statement: PrivacyStatement,
+    round_number: int | None = None,
+    temperature: float | None = None,
+) -> PrivacyRow:
+    """Return the row of `privacy.csv` of a reply that is used.
+
+    Args:
+        site: The site's name.
+        status: OK or PARTIAL.
+        purpose: What was paid for.
+        statement: What the site states of its spending.
+        round_number: Of the training.
+        temperature: Of the steps of the reply, where they have one.
+    """
+    multipliers = [multiplier for multiplier, *_ in statement.history]
+    return PrivacyRow(
+        site=site,
+        round=round_number,
+        steps=statement.steps,
+        adjacency=statement.adjacency,
+        noise_multiplier_first=multipliers[0] if multipliers else None,
+        noise_multiplier_last=multipliers[-1] if multipliers else None,
+        temperature=temperature,
+        status=status,
+        purpose=purpose,
+        **stated_cost(statement),
+    )
 
 
 class ReplyOutcome(Config):
@@ -148,19 +212,23 @@ class RoundOutcome(Config):
     bytes_down: int
     outcomes: tuple[SiteOutcome, ...]
 
-    def row(self) -> dict[str, int | float]:
+    def row(self) -> RoundRow:
         """Return the round's row of `rounds.csv`."""
-        statuses = [outcome.status for outcome in self.outcomes]
+        statuses = Counter(outcome.status for outcome in self.outcomes)
         replies = [outcome.reply for outcome in self.outcomes if outcome.reply is not None]
-        return {
-            "round": self.round,
-            "seconds": self.seconds,
-            "sites_asked": len(self.outcomes),
-            **{f"sites_{status.lower()}": statuses.count(status) for status in STATUSES},
-            "bytes_up": sum(outcome.bytes_up for outcome in self.outcomes),
-            "bytes_down": self.bytes_down,
-            "samples_kept": sum(reply.samples for reply in replies),
-        }
+        return RoundRow(
+            round=self.round,
+            seconds=self.seconds,
+            sites_asked=len(self.outcomes),
+            sites_ok=statuses["OK"],
+            sites_partial=statuses["PARTIAL"],
+            sites_refused=statuses["REFUSED"],
+            sites_failed=statuses["FAILED"],
+            sites_rejected=statuses["REJECTED"],
+            bytes_up=sum(outcome.bytes_up for outcome in self.outcomes),
+            bytes_down=self.bytes_down,
+            samples_kept=sum(reply.samples for reply in replies),
+        )
 
 
 class SiteHistory:
@@ -200,10 +268,10 @@ class SiteHistory:
         """Return the mean temperature of all steps, weighted by step size; None without a step."""
         return self._weighted_temperature / self._step_weight if self._step_weight > 0 else None
 
-    def temperature_range(self) -> list[float] | None:
+    def temperature_range(self) -> tuple[float, float] | None:
         """Return the least and the largest temperature of all steps; None without a step."""
         if self._step_weight > 0:
-            return [self._least_temperature, self._largest_temperature]
+            return self._least_temperature, self._largest_temperature
         return None
 
     def describe(self) -> str:

@@ -5,7 +5,6 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from fl_dpbayes.config import RunWarning, warning
 from fl_dpbayes.files import Entry, Journal, written
@@ -15,17 +14,17 @@ from fl_dpbayes.report import (
     PRIVACY_FILE,
     ROUND_COLUMNS,
     ROUNDS_FILE,
+    AggregationInputs,
     PassRecord,
+    PrivacyRow,
+    RoundRow,
     append_csv,
     write_csv,
 )
 from server.check_reply import CheckedReply
-from server.exchange import Answer
-from server.round_outcomes import RoundOutcome, SiteHistory, SiteOutcome, cost_cells
+from server.round_outcomes import Answer, RoundOutcome, SiteHistory, SiteOutcome, paid_row
 
 EVENTS_FILE = "events.jsonl"
-# Cells of a table by column.
-Row = dict[str, object]
 
 
 class EventLog:
@@ -76,8 +75,8 @@ class RunRecord:
         self.journal = journal
         self.events = EventLog(run_folder)
         self.warnings: list[RunWarning] = []
-        self.aggregation_inputs: dict[str, Any] | None = None
-        self.round_rows: list[dict[str, int | float]] = []
+        self.aggregation_inputs: AggregationInputs | None = None
+        self.round_rows: list[RoundRow] = []
         self.statements: dict[str, PrivacyStatement] = {}
         self.resumed_after: list[int] = []
         self.seconds: dict[str, float] = {}
@@ -111,7 +110,7 @@ class RunRecord:
         """
         warnings_of_this_process = self.warnings
         self.warnings = []
-        privacy_rows: list[Row] = []
+        privacy_rows: list[PrivacyRow] = []
         for entry in entries:
             if "round" in entry:
                 privacy_rows += self._add_outcome(RoundOutcome.model_validate(entry["round"]))
@@ -230,11 +229,11 @@ class RunRecord:
         Args:
             spent: Purpose -> site -> what it paid beside training.
         """
-        rows: list[Row] = []
-        for purpose, statements in spent.items():
-            for site, statement in statements.items():
-                row: Row = {"site": site, "status": "OK", "purpose": purpose}
-                rows.append({**row, **cost_cells(statement)})
+        rows = [
+            paid_row(site=site, status="OK", purpose=purpose, statement=statement)
+            for purpose, statements in spent.items()
+            for site, statement in statements.items()
+        ]
         if rows:
             append_csv(self.run_folder / PRIVACY_FILE, rows, PRIVACY_COLUMNS)
 
@@ -242,16 +241,16 @@ class RunRecord:
         """Return the run's mean temperature at a site, weighted by step size, where it has one."""
         return self.histories[site].mean_temperature() if self._tempered else None
 
-    def temperature_range(self, site: str) -> list[float] | None:
+    def temperature_range(self, site: str) -> tuple[float, float] | None:
         """Return the run's least and largest temperature at a site, where it has one."""
         return self.histories[site].temperature_range() if self._tempered else None
 
     def participation(self, site: str) -> tuple[str, ...]:
         """Return a site's status in every round so far."""
-        rounds = [int(row["round"]) for row in self.round_rows]
+        rounds = [row.round for row in self.round_rows]
         return self.histories[site].statuses_in(rounds)
 
-    def _add_outcome(self, round_outcome: RoundOutcome) -> list[Row]:
+    def _add_outcome(self, round_outcome: RoundOutcome) -> list[PrivacyRow]:
         """Add a round, new or read back, and return its rows of `privacy.csv`."""
         for outcome in round_outcome.outcomes:
             self.histories[outcome.site].add(round_outcome.round, outcome)
@@ -260,22 +259,27 @@ class RunRecord:
             self._add_privacy(round_outcome.round, outcome) for outcome in round_outcome.outcomes
         ]
 
-    def _add_privacy(self, round_number: int, outcome: SiteOutcome) -> Row:
+    def _add_privacy(self, round_number: int, outcome: SiteOutcome) -> PrivacyRow:
         """Take over a site's privacy statement, and return its row of `privacy.csv`."""
-        row: Row = {
-            "site": outcome.site,
-            "round": round_number,
-            "purpose": "training",
-            "status": outcome.status,
-            "reason": outcome.detail,
-        }
         if outcome.reply is None:
-            return row
+            return PrivacyRow(
+                site=outcome.site,
+                round=round_number,
+                status=outcome.status,
+                reason=outcome.detail,
+                purpose="training",
+            )
         statement = outcome.reply.statement(self.statements.get(outcome.site))
         self.statements[outcome.site] = statement
-        temperature = outcome.reply.mean_temperature if self._tempered else None
-        return {**row, **cost_cells(statement), "temperature": temperature}
+        return paid_row(
+            site=outcome.site,
+            status=outcome.status,
+            purpose="training",
+            statement=statement,
+            round_number=round_number,
+            temperature=outcome.reply.mean_temperature if self._tempered else None,
+        )
 
-    def _write_tables(self, privacy_rows: Iterable[Row]) -> None:
+    def _write_tables(self, privacy_rows: Iterable[PrivacyRow]) -> None:
         write_csv(self.run_folder / PRIVACY_FILE, privacy_rows, PRIVACY_COLUMNS)
         write_csv(self.run_folder / ROUNDS_FILE, self.round_rows, ROUND_COLUMNS)

@@ -1,29 +1,44 @@
-"""The run's `summary.json`, in the keys of its contract."""
+"""The run's summary: everything that its page and `summary.json` show."""
 
 import importlib.metadata
 import math
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import Any
 
 import numpy as np
 import torch
 
-from fl_dpbayes.calibration import CalibrationRecord
+from fl_dpbayes.calibration import CalibrationRecord, SummaryPart
 from fl_dpbayes.config import COUNTED, RunWarning, warning
 from fl_dpbayes.config.installed_code import installed_code
+from fl_dpbayes.posterior import HospitalModel
 from fl_dpbayes.posterior import convergence as mixing
 from fl_dpbayes.privacy import largest_at_small_delta
 from fl_dpbayes.protocol import PrivacyStatement
-from fl_dpbayes.report import Summary, sentence, sentences
+from fl_dpbayes.report import (
+    Baselines,
+    ConvergenceRecord,
+    EvaluationPrivacyRecord,
+    HospitalRecord,
+    ParticipationRecord,
+    PrivacyRecord,
+    RecalibrationRecord,
+    ReleaseRecord,
+    SiteRecord,
+    SmallDeltaRecord,
+    Summary,
+    Traffic,
+    sentence,
+    sentences,
+)
 from fl_dpbayes.report.settings_table import settings_table
 from fl_dpbayes.samplers import record_by_record_warnings
 from fl_dpbayes.version import __version__
 from server.recalibration import Recalibration
 from server.roster import Federation
-from server.round_outcomes import cost_cells
+from server.round_outcomes import stated_cost
 from server.run_record import RunRecord
 from server.strategies.strategy import PosteriorStrategy
 
@@ -31,157 +46,199 @@ PUBLIC = "public by declaration"
 PAID = "paid in ledger"
 NOT_SENT = "not sent"
 HOW_EVALUATION_IS_RELEASED = {"public": PUBLIC, "noised": PAID, "none": NOT_SENT}
-Row = dict[str, Any]
+
+
+class PartitionMeasures(SummaryPart):
+    """What was measured of the sites' data in a simulation; real sites have none.
+
+    Both variations are exact, so they are shown where test results are public only.
+
+    Attributes:
+        label_total_variation: The mean total variation between training sites' labels and the
+            pooled ones.
+        feature_total_variation: The same of a score of the features; None where none divides them.
+        warnings: What is wrong with the data.
+        baselines: What simpler predictors reach.
+    """
+
+    label_total_variation: float | None = None
+    feature_total_variation: float | None = None
+    warnings: tuple[RunWarning, ...] = ()
+    baselines: Baselines | None = None
 
 
 def summarise_run(
-    strategy: PosteriorStrategy, record: RunRecord, partition: Mapping[str, Any]
+    strategy: PosteriorStrategy, record: RunRecord, partition: PartitionMeasures
 ) -> Summary:
     """Gather everything that a run shows for itself.
 
     Args:
         strategy: The run's strategy, after its last round.
         record: What the run did.
-        partition: What was measured of the sites' data in a simulation: `label_total_variation`,
-            the mean total variation between training sites' labels and the pooled ones, and, where
-            known, `feature_total_variation`, `baselines` and `warnings`. Both variations are exact,
-            so they are shown where test results are public only.
+        partition: What was measured of the sites' data.
     """
     federation = strategy.federation
     scenario = federation.scenario
-    privacy = _privacy_rows(strategy, record)
-    measured = _measured(strategy, partition)
+    evaluation = strategy.evaluation
+    recalibration = strategy.recalibration
+    calibration = evaluation.calibration_rows() if evaluation else []
+    test_costs = evaluation.statements if evaluation else {}
     class_names: tuple[str, ...] = getattr(scenario.data.source, "class_names", ())
     if len(class_names) != federation.roster.task.classes:
         class_names = ()
     seeded = _seeded_sites(federation, record)
     convergence = _Convergence(strategy, record)
-    warnings = _warnings(strategy, record, partition, seeded, convergence)
+    baselines = _same_records(partition.baselines, calibration)
     hospitals = strategy.hospitals()
+    is_public = scenario.evaluation.release == "public"
     data = scenario.data.source.origin
     if not federation.simulation_folder:
         data = "each site's own records"
-    return Summary.model_validate(
-        {
-            "scenario": scenario.name,
-            "description": scenario.description,
-            "data": data,
-            "finished": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
-            "seed": scenario.seed,
-            "run": federation.run,
-            "resumed_after": record.resumed_after,
-            "versions": _versions(),
-            "code": _installed_code(scenario.named_code),
-            "adjacency": scenario.privacy.adjacency,
-            "seeded": bool(seeded),
-            "private": scenario.privacy.kind == "dp",
-            "class_names": class_names,
-            "settings": settings_table(scenario, record.aggregation_inputs),
-            "sampler": scenario.sampler.kind,
-            "chains": scenario.training.chains,
-            "aggregation": scenario.aggregation.rule,
-            "aggregation_inputs": record.aggregation_inputs,
-            "clipped": scenario.privacy.clip_norm is not None,
-            "coupling": getattr(scenario.privacy, "coupling", ""),
-            "averaged_temperature": strategy.averaged_temperature(),
-            "privacy": privacy,
-            "small_delta": largest_at_small_delta(privacy, scenario.privacy.adjacency),
-            "participation": _participation_rows(strategy, record),
-            "recalibration": _recalibration(strategy.recalibration),
-            "hospitals": hospitals.described() if hospitals else (),
-            "bytes": {
-                way: [row[f"bytes_{way}"] for row in record.round_rows] for way in ("up", "down")
-            },
-            "seconds": {stage: round(seconds, 3) for stage, seconds in record.seconds.items()},
-            "passes": [
-                passes.model_copy(update={"sites": tuple(sites)})
-                for passes, sites in record.passes.items()
-            ],
-            "configurations_tried": scenario.configurations_tried,
-            "convergence": convergence.rows_in_words(),
-            "warnings": warnings,
-            **measured,
-            **_heterogeneity(federation, partition),
-        }
+    summary = Summary(
+        scenario=scenario.name,
+        description=scenario.description,
+        data=data,
+        finished=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+        seed=scenario.seed,
+        run=federation.run,
+        resumed_after=tuple(record.resumed_after),
+        versions=_versions(),
+        code=tuple(filter(None, map(installed_code, scenario.named_code))),
+        adjacency=scenario.privacy.adjacency,
+        seeded=bool(seeded),
+        private=scenario.privacy.kind == "dp",
+        class_names=class_names,
+        settings=settings_table(scenario, record.aggregation_inputs),
+        sampler=scenario.sampler.kind,
+        chains=scenario.training.chains,
+        aggregation=scenario.aggregation.rule,
+        aggregation_inputs=record.aggregation_inputs,
+        sites=_site_records(strategy, calibration),
+        clipped=scenario.privacy.clip_norm is not None,
+        coupling=getattr(scenario.privacy, "coupling", ""),
+        averaged_temperature=strategy.averaged_temperature(),
+        privacy=_privacy_records(strategy, record),
+        small_delta=_small_delta(federation, record),
+        participation=_participation_records(strategy, record),
+        recalibration=_recalibration_record(recalibration),
+        calibration=tuple(calibration),
+        baselines=baselines,
+        reliability=tuple(evaluation.reliability_rows()) if evaluation else (),
+        subgroups=tuple(evaluation.subgroup_rows()) if evaluation else (),
+        shift_detection=tuple(evaluation.shift_detection_rows()) if evaluation else (),
+        conformal=tuple(evaluation.conformal_rows()) if evaluation else (),
+        hospitals=_hospital_records(hospitals) if hospitals else (),
+        evaluation_privacy=tuple(
+            EvaluationPrivacyRecord(site=site, unit=statement.unit, **stated_cost(statement))
+            for site, statement in test_costs.items()
+        ),
+        releases=_releases(strategy, baselines),
+        bytes=Traffic(
+            up=tuple(row.bytes_up for row in record.round_rows),
+            down=tuple(row.bytes_down for row in record.round_rows),
+        ),
+        seconds={stage: round(seconds, 3) for stage, seconds in record.seconds.items()},
+        passes=tuple(
+            passes.model_copy(update={"sites": tuple(sites)})
+            for passes, sites in record.passes.items()
+        ),
+        configurations_tried=scenario.configurations_tried,
+        convergence=convergence.records(),
+        warnings=_warnings(strategy, record, partition, seeded, convergence),
+        heterogeneity=partition.label_total_variation if is_public else None,
+    )
+    if is_public and partition.feature_total_variation is not None:
+        variation = {"feature_total_variation": partition.feature_total_variation}
+        summary = summary.model_copy(update=variation)
+    return summary
+
+
+def _privacy_records(strategy: PosteriorStrategy, record: RunRecord) -> tuple[PrivacyRecord, ...]:
+    return tuple(
+        _privacy_record(member.card.name, record, strategy.recalibration)
+        for member in strategy.federation.roster.training
     )
 
 
-def _privacy_rows(strategy: PosteriorStrategy, record: RunRecord) -> list[Row]:
-    return [
-        _privacy_row(member.card.name, record, strategy.recalibration)
-        for member in strategy.federation.roster.training
-    ]
-
-
-def _privacy_row(site: str, record: RunRecord, recalibration: Recalibration | None) -> Row:
+def _privacy_record(
+    site: str, record: RunRecord, recalibration: Recalibration | None
+) -> PrivacyRecord:
     statement = record.statements.get(site)
     history = record.histories[site]
-    row: Row = {
-        "site": site,
-        "status": history.describe(),
-        "temperature": record.mean_temperature(site),
-        "temperature_range": record.temperature_range(site),
-    }
+    status = history.describe()
+    temperature = record.mean_temperature(site)
+    temperature_range = record.temperature_range(site)
+    if statement is None:
+        row = PrivacyRecord(
+            site=site, status=status, temperature=temperature, temperature_range=temperature_range
+        )
+    else:
+        row = PrivacyRecord(
+            site=site,
+            unit=statement.unit,
+            status=status,
+            temperature=temperature,
+            temperature_range=temperature_range,
+            steps=statement.steps,
+            history=statement.history,
+            rounds=history.used_replies,
+            **stated_cost(statement),
+        )
     if recalibration is not None and site in recalibration.statements:
         # Of a part of its own, so beside the training's epsilon and not on top of it.
-        row["recalibration_epsilon"] = cost_cells(recalibration.statements[site])["epsilon"]
-    if statement is not None:
-        row |= cost_cells(statement)
-        row["history"] = statement.history
-        row["unit"] = statement.unit
-        row["rounds"] = history.used_replies
+        epsilon = stated_cost(recalibration.statements[site])["epsilon"]
+        row = row.model_copy(update={"recalibration_epsilon": epsilon})
     return row
 
 
-def _measured(strategy: PosteriorStrategy, partition: Mapping[str, Any]) -> Row:
-    """Return what was measured of the sites' records, and what left the sites for it."""
+def _small_delta(federation: Federation, record: RunRecord) -> SmallDeltaRecord | None:
+    names = [member.card.name for member in federation.roster.training]
+    cost = largest_at_small_delta(
+        {name: record.statements[name] for name in names if name in record.statements},
+        federation.scenario.privacy.adjacency,
+    )
+    if cost is None:
+        return None
+    return SmallDeltaRecord(site=cost.site, delta=cost.delta, epsilon=cost.epsilon)
+
+
+def _site_records(
+    strategy: PosteriorStrategy, calibration: Sequence[CalibrationRecord]
+) -> tuple[SiteRecord, ...]:
     evaluation = strategy.evaluation
-    calibration = evaluation.calibration_rows() if evaluation else []
-    statements = evaluation.statements if evaluation else {}
     tested_records = {row.site: row.n for row in calibration}
-    baselines = _same_records(partition.get("baselines"), calibration)
-    releases = _releases(strategy.federation, strategy.recalibration)
-    if baselines and baselines["rows"]:
-        how = "computed from training records without privacy: not covered by epsilon"
-        releases.append({"item": "results of simpler predictors", "how": how})
-    releases += [_paid_test(site, statement) for site, statement in statements.items()]
-    sites = []
-    for member in strategy.federation.roster.members:
-        card = member.card
-        sites.append(
-            {
-                "name": card.name,
-                "role": card.role,
-                "n": card.units,
-                "unit": card.unit,
-                "shift": card.shift,
-                "test_n": tested_records.get(card.name),
-                "shares": evaluation.class_shares(card.name) if evaluation else None,
-            }
+    return tuple(
+        SiteRecord(
+            name=member.card.name,
+            role=member.card.role,
+            n=member.card.units,
+            unit=member.card.unit,
+            shift=member.card.shift,
+            test_n=tested_records.get(member.card.name),
+            shares=evaluation.class_shares(member.card.name) if evaluation else None,
         )
-    return {
-        "sites": sites,
-        "calibration": calibration,
-        "baselines": baselines,
-        "reliability": evaluation.reliability_rows() if evaluation else (),
-        "subgroups": evaluation.subgroup_rows() if evaluation else (),
-        "shift_detection": evaluation.shift_detection_rows() if evaluation else (),
-        "conformal": evaluation.conformal_rows() if evaluation else (),
-        "evaluation_privacy": [
-            {"site": site, "unit": statement.unit, **cost_cells(statement)}
-            for site, statement in statements.items()
-        ],
-        "releases": releases,
-    }
+        for member in strategy.federation.roster.members
+    )
 
 
-def _heterogeneity(federation: Federation, partition: Mapping[str, Any]) -> Row:
-    if federation.scenario.evaluation.release != "public":
-        return {"heterogeneity": None}
-    row: Row = {"heterogeneity": partition.get("label_total_variation")}
-    if "feature_total_variation" in partition:
-        row["feature_total_variation"] = partition["feature_total_variation"]
-    return row
+def _hospital_records(hospitals: HospitalModel) -> tuple[HospitalRecord, ...]:
+    """Say how hospitals differ: the spreads between them, and new hospitals' rates."""
+    spreads = [
+        HospitalRecord(
+            of=f"standard deviation between {spread.between}",
+            value=spread.standard_deviation,
+            interval=spread.interval,
+            among=spread.count,
+            identified=spread.identified,
+        )
+        for spread in hospitals.spreads
+    ]
+    rates = []
+    for group, expected in hospitals.new_hospital_rates.items():
+        name = f"a new hospital of {group}" if group else "a new hospital"
+        quantity = f"rate of class 1 at {name}"
+        rates.append(HospitalRecord(of=quantity, value=expected.rate, interval=expected.interval))
+    return (*spreads, *rates)
 
 
 class _Convergence:
@@ -203,25 +260,25 @@ class _Convergence:
             scenario, strategy.bank, strategy.chain_names(), hot=bool(self.temperature_warnings)
         )
 
-    def rows_in_words(self) -> list[Row]:
+    def records(self) -> tuple[ConvergenceRecord, ...]:
         """Return the rows with their warnings as sentences."""
-        return [
-            {
-                "site": row.site,
+        return tuple(
+            ConvergenceRecord(
+                site=row.site,
                 **asdict(row.summary),
-                "warning": sentence(row.warning) if row.warning else "",
-            }
+                warning=sentence(row.warning) if row.warning else "",
+            )
             for row in self.rows
-        ]
+        )
 
 
 def _warnings(
     strategy: PosteriorStrategy,
     record: RunRecord,
-    partition: Mapping[str, Any],
+    partition: PartitionMeasures,
     seeded: Sequence[str],
     convergence: _Convergence,
-) -> list[str]:
+) -> tuple[str, ...]:
     federation = strategy.federation
     scenario = federation.scenario
     texts = []
@@ -232,11 +289,10 @@ def _warnings(
         texts += sentences([warning("seeded", site) for site in seeded])
     if scenario.data.source.looked_at:
         texts += sentences([warning("looked-at")])
-    of_partition = [RunWarning.model_validate(row) for row in partition.get("warnings", ())]
     of_mixture = mixing.mixture_warnings(scenario, strategy.bank, strategy.chain_names())
-    return [
+    return (
         *texts,
-        *sentences(of_partition),
+        *sentences(partition.warnings),
         *sentences(record_by_record_warnings(scenario.model, federation.roster.task)),
         *map(sentence, federation.roster.left_out),
         *sentences(record.warnings),
@@ -244,7 +300,7 @@ def _warnings(
         *map(sentence, of_mixture),
         *map(sentence, mixing.convergence_warnings(convergence.rows)),
         *map(sentence, convergence.temperature_warnings),
-    ]
+    )
 
 
 def _seeded_sites(federation: Federation, record: RunRecord) -> list[str]:
@@ -267,63 +323,67 @@ def _versions() -> dict[str, str]:
     }
 
 
-def _installed_code(names: Sequence[str]) -> list[Row]:
-    codes = [installed_code(name) for name in names]
-    return [code.model_dump() for code in codes if code is not None]
-
-
-def _participation_rows(strategy: PosteriorStrategy, record: RunRecord) -> list[Row]:
+def _participation_records(
+    strategy: PosteriorStrategy, record: RunRecord
+) -> tuple[ParticipationRecord, ...]:
     distances = strategy.distances()
-    rows = []
-    for member in strategy.federation.roster.training:
-        site = member.card.name
-        statuses = record.participation(site)
-        rows.append({"site": site, "statuses": statuses, "distance": distances.get(site)})
-    return rows
+    names = [member.card.name for member in strategy.federation.roster.training]
+    return tuple(
+        ParticipationRecord(
+            site=name, statuses=record.participation(name), distance=distances.get(name)
+        )
+        for name in names
+    )
 
 
-def _same_records(baselines: Row | None, calibration: Sequence[CalibrationRecord]) -> Row | None:
+def _same_records(
+    baselines: Baselines | None, calibration: Sequence[CalibrationRecord]
+) -> Baselines | None:
     """Leave out simpler predictors where the run was measured on other records.
 
     That happens where a site fell silent.
     """
-    if not baselines:
+    if baselines is None:
         return None
     measured_records = {row.site: row.n for row in calibration}
     rows = []
-    missing = dict(baselines.get("missing", {}))
-    for row in baselines.get("rows", ()):
-        measured = measured_records.get(row["site"], 0)
-        if measured == row["n"]:
+    missing = dict(baselines.missing)
+    for row in baselines.rows:
+        measured = measured_records.get(row.site, 0)
+        if measured == row.n:
             rows.append(row)
         else:
-            reason = f"the run measured {measured} of its {row['n']} records"
-            missing[f"simpler predictors at {row['site']}"] = reason
-    return {"rows": rows, "missing": missing}
+            reason = f"the run measured {measured} of its {row.n} records"
+            missing[f"simpler predictors at {row.site}"] = reason
+    return Baselines(rows=tuple(rows), missing=missing)
 
 
-def _recalibration(recalibration: Recalibration | None) -> Row | None:
+def _recalibration_record(recalibration: Recalibration | None) -> RecalibrationRecord | None:
     if recalibration is None:
         return None
-    return {
-        "method": recalibration.average.method,
-        "noise": sentence(recalibration.noise) if recalibration.noise else "",
-        "average": recalibration.average.parameters,
-        "sites": {site: mapping.parameters for site, mapping in recalibration.site_maps.items()},
-    }
+    return RecalibrationRecord(
+        method=recalibration.average.method,
+        noise=sentence(recalibration.noise) if recalibration.noise else "",
+        average=recalibration.average.parameters,
+        sites={site: mapping.parameters for site, mapping in recalibration.site_maps.items()},
+    )
 
 
-def _paid_test(site: str, statement: PrivacyStatement) -> dict[str, str]:
+def _paid_test(site: str, statement: PrivacyStatement) -> ReleaseRecord:
     epsilon = "inf"
     if statement.epsilon is not None:
         epsilon = f"{math.ceil(statement.epsilon * 1000) / 1000:.3f}"
-    budget = cost_cells(statement)["budget"]
+    budget = stated_cost(statement)["budget"]
     spent = f"epsilon {epsilon} of {budget:g} at delta {statement.delta:g}"
-    return {"item": f"test records of {site}: {spent}", "how": PAID}
+    return ReleaseRecord(item=f"test records of {site}: {spent}", how=PAID)
 
 
-def _releases(federation: Federation, recalibration: Recalibration | None) -> list[dict[str, str]]:
+def _releases(
+    strategy: PosteriorStrategy, baselines: Baselines | None
+) -> tuple[ReleaseRecord, ...]:
     """Return what left the sites, and how it was protected."""
+    federation = strategy.federation
+    recalibration = strategy.recalibration
     cards = [member.card for member in federation.roster.members]
     released = sorted({HOW_EVALUATION_IS_RELEASED[card.evaluation_release] for card in cards})
     released_exactly = sorted({PUBLIC if how == PUBLIC else NOT_SENT for how in released})
@@ -353,4 +413,12 @@ def _releases(federation: Federation, recalibration: Recalibration | None) -> li
         ),
         "records, labels, losses, gradients, clipped fraction, realised batch sizes": NOT_SENT,
     }
-    return [{"item": item, "how": how} for item, how in items.items()]
+    if baselines is not None and baselines.rows:
+        items["results of simpler predictors"] = (
+            "computed from training records without privacy: not covered by epsilon"
+        )
+    releases = [ReleaseRecord(item=item, how=how) for item, how in items.items()]
+    if strategy.evaluation is not None:
+        statements = strategy.evaluation.statements
+        releases += [_paid_test(site, statement) for site, statement in statements.items()]
+    return tuple(releases)

@@ -181,13 +181,13 @@ def _hospital_posterior(
     run: FinishedRun, effect: HospitalEffect, hospital: Hospital, inputs: npt.NDArray
 ) -> _ChosenPosterior:
     """Return the posterior for one hospital, in many samples of its effect."""
-    rate = effect.model.said_rate(effect.effect, with_intercept(inputs))
+    rate = effect.model.rate(effect.effect, with_intercept(inputs))
     guarantee = NO_SETS if effect.set_threshold is None else ""
     return _ChosenPosterior(
         samples=effect.model.samples(effect.effect, model_shapes(run.model, run.task)),
         predictor="hierarchical",
         set_threshold=effect.set_threshold,
-        notes=[Note(f"{hospital}: {rate} among these records{guarantee}")],
+        notes=[Note(f"{hospital}: {rate.words} among these records{guarantee}")],
     )
 
 

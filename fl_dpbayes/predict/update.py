@@ -313,10 +313,10 @@ def _print_update(
     model: HospitalModel, update: EffectUpdate, updated: UpdatedHospital, console: Console
 ) -> None:
     population = "in the declared population"
-    before = model.said_rate(update.before)
+    before = model.rate(update.before).words
     console.print(f"before: {before} {population}", highlight=False)
     if updated.threshold is None:
-        after = model.said_rate(update.after)
+        after = model.rate(update.after).words
         console.print(f"after {updated.units} patients: {after} {population}", highlight=False)
     else:
         console.print(

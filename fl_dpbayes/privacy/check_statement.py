@@ -6,10 +6,10 @@ Its epsilon and mu are computed again from its history.
 import math
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -178,35 +178,50 @@ def epsilon_bounds(history: History, delta: float, adjacency: Adjacency) -> Epsi
     raise AssertionError("one kind of step transforms one grid")
 
 
+@dataclass(frozen=True)
+class SmallDeltaCost:
+    """What a site's steps cost at `SMALL_DELTA`.
+
+    Attributes:
+        site: The site's name.
+        delta: `SMALL_DELTA`.
+        epsilon: The upper end of `epsilon_bounds`.
+    """
+
+    site: str
+    delta: float
+    epsilon: float
+
+
 def largest_at_small_delta(
-    rows: Sequence[dict[str, Any]], adjacency: Adjacency
-) -> dict[str, Any] | None:
+    statements: Mapping[str, PrivacyStatement], adjacency: Adjacency
+) -> SmallDeltaCost | None:
     """Account for the costliest site's steps once more at `SMALL_DELTA`.
 
     That delta discloses nobody outright.
 
     Args:
-        rows: The summary's privacy rows. Those of one fixed schedule count, whose loss distribution
-            is known.
+        statements: Site -> what it states of its spending. Those of one fixed schedule count, whose
+            loss distribution is known.
         adjacency: What neighbouring data sets differ in.
 
     Returns:
-        `site`, `delta`, `epsilon` (the upper one of `epsilon_bounds`); None if no site has such a
-        row, or every delta is as small.
+        The cost; None if no site has such a statement, or every delta is as small.
     """
-    schedules = [
-        row
-        for row in rows
-        if row.get("epsilon_method") == "pld"
-        and row["delta"] > SMALL_DELTA
-        and math.isfinite(row["epsilon"])
-    ]
-    if not schedules:
+    epsilons = {
+        site: statement.epsilon
+        for site, statement in statements.items()
+        if statement.epsilon_method == "pld"
+        and statement.delta > SMALL_DELTA
+        and statement.epsilon is not None
+    }
+    if not epsilons:
         return None
-    costliest = max(schedules, key=lambda row: row["epsilon"])
+    site = max(epsilons, key=lambda name: epsilons[name])
     # A site's history is its own word, and must not choose how long the server computes.
-    bounds = epsilon_bounds(read_history(costliest["history"]), SMALL_DELTA, adjacency)
-    return {"site": costliest["site"], "delta": SMALL_DELTA, "epsilon": bounds.most}
+    history = read_history(statements[site].history)
+    bounds = epsilon_bounds(history, SMALL_DELTA, adjacency)
+    return SmallDeltaCost(site=site, delta=SMALL_DELTA, epsilon=bounds.most)
 
 
 def _infinite_if_none(epsilon: float | None) -> float:

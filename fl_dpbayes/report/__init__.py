@@ -22,6 +22,8 @@ from fl_dpbayes.report.run_files import (
     ROUND_COLUMNS,
     ROUNDS_FILE,
     SUMMARY_FILE,
+    PrivacyRow,
+    RoundRow,
     append_csv,
     calibration_csv_row,
     check_not_cut_off,
@@ -32,7 +34,24 @@ from fl_dpbayes.report.run_files import (
     write_summary,
 )
 from fl_dpbayes.report.study.quantities import over_seeds
-from fl_dpbayes.report.summary import BaselineRecord, Baselines, PassRecord, Summary, parse_summary
+from fl_dpbayes.report.summary import (
+    AggregationInputs,
+    BaselineRecord,
+    Baselines,
+    ConvergenceRecord,
+    EvaluationPrivacyRecord,
+    HospitalRecord,
+    ParticipationRecord,
+    PassRecord,
+    PrivacyRecord,
+    RecalibrationRecord,
+    ReleaseRecord,
+    SiteRecord,
+    SmallDeltaRecord,
+    Summary,
+    Traffic,
+    parse_summary,
+)
 from fl_dpbayes.report.tables import calibration_table, privacy_table
 from fl_dpbayes.report.terminal_table import printed_table
 from fl_dpbayes.report.warnings import sentence, sentences
@@ -45,10 +64,23 @@ __all__ = [
     "ROUNDS_FILE",
     "ROUND_COLUMNS",
     "SUMMARY_FILE",
+    "AggregationInputs",
     "BaselineRecord",
     "Baselines",
+    "ConvergenceRecord",
+    "EvaluationPrivacyRecord",
+    "HospitalRecord",
+    "ParticipationRecord",
     "PassRecord",
+    "PrivacyRecord",
+    "PrivacyRow",
+    "RecalibrationRecord",
+    "ReleaseRecord",
+    "RoundRow",
+    "SiteRecord",
+    "SmallDeltaRecord",
     "Summary",
+    "Traffic",
     "append_csv",
     "calibration_csv_row",
     "calibration_table",

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from fl_dpbayes.calibration import METRICS, CalibrationRecord
+from fl_dpbayes.calibration import METRICS, CalibrationRecord, SummaryPart
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.files import atomic_file, json_values
 from fl_dpbayes.report.summary import Summary, parse_summary
@@ -19,37 +19,67 @@ SUMMARY_FILE = "summary.json"
 PRIVACY_FILE = "privacy.csv"
 ROUNDS_FILE = "rounds.csv"
 
-PRIVACY_COLUMNS = (
-    "site",
-    "round",
-    "steps",
-    "epsilon",
-    "epsilon_method",
-    "delta",
-    "mu",
-    "mu_kind",
-    "adjacency",
-    "noise_multiplier_first",
-    "noise_multiplier_last",
-    "temperature",
-    "status",
-    "reason",
-    "budget",
-    "purpose",
-)
-ROUND_COLUMNS = (
-    "round",
-    "seconds",
-    "sites_asked",
-    "sites_ok",
-    "sites_partial",
-    "sites_refused",
-    "sites_failed",
-    "sites_rejected",
-    "bytes_up",
-    "bytes_down",
-    "samples_kept",
-)
+
+class PrivacyRow(SummaryPart):
+    """A row of `privacy.csv`: how a site answered, and what it states of its spending.
+
+    Attributes:
+        site: The site's name.
+        round: Of the training; None where the site paid for something else.
+        noise_multiplier_first: Of the first steps of its history.
+        noise_multiplier_last: Of the last steps of its history.
+        temperature: The mean over the steps of its reply, weighted by step size.
+        status: How it answered.
+        reason: Why its reply is not used.
+        budget: The most epsilon that the site allows.
+        purpose: What was paid for.
+    """
+
+    site: str
+    round: int | None = None
+    steps: int | None = None
+    epsilon: float | None = None
+    epsilon_method: str = ""
+    delta: float | None = None
+    mu: float | None = None
+    mu_kind: str = ""
+    adjacency: str = ""
+    noise_multiplier_first: float | None = None
+    noise_multiplier_last: float | None = None
+    temperature: float | None = None
+    status: str
+    reason: str = ""
+    budget: float | None = None
+    purpose: str
+
+
+class RoundRow(SummaryPart):
+    """A row of `rounds.csv`: how a training round went.
+
+    Attributes:
+        round: Its number, from 1.
+        seconds: How long it took.
+        sites_asked: How many sites got a request; then how many of them had each status.
+        bytes_up: Size of the arrays of all replies.
+        bytes_down: Size of the arrays of all requests.
+        samples_kept: Number of the samples in replies that are used.
+    """
+
+    round: int
+    seconds: float
+    sites_asked: int
+    sites_ok: int
+    sites_partial: int
+    sites_refused: int
+    sites_failed: int
+    sites_rejected: int
+    bytes_up: int
+    bytes_down: int
+    samples_kept: int
+
+
+PRIVACY_COLUMNS = tuple(PrivacyRow.model_fields)
+ROUND_COLUMNS = tuple(RoundRow.model_fields)
 _RANKED = [metric for rank in (1, 2) for metric in METRICS.values() if metric.rank == rank]
 CALIBRATION_COLUMNS = (
     "site",
@@ -86,9 +116,11 @@ def write_summary(summary: Summary | Mapping[str, object], run_dir: Path | str) 
     return path
 
 
-def write_csv(
-    path: Path | str, rows: Iterable[Mapping[str, object]], columns: Sequence[str]
-) -> Path:
+# Cells by column.
+CsvRow = Mapping[str, object] | SummaryPart
+
+
+def write_csv(path: Path | str, rows: Iterable[CsvRow], columns: Sequence[str]) -> Path:
     """Write a table as CSV: undefined, as an absent column is, is an empty cell, infinite "inf".
 
     Raises:
@@ -100,7 +132,7 @@ def write_csv(
     return path
 
 
-def append_csv(path: Path, rows: Iterable[Mapping[str, object]], columns: Sequence[str]) -> None:
+def append_csv(path: Path, rows: Iterable[CsvRow], columns: Sequence[str]) -> None:
     """Append rows to a table of `write_csv`; what it holds is not written again.
 
     Raises:
@@ -110,15 +142,13 @@ def append_csv(path: Path, rows: Iterable[Mapping[str, object]], columns: Sequen
         file.write(_csv_lines(rows, columns, header=False))
 
 
-def _csv_lines(
-    rows: Iterable[Mapping[str, object]], columns: Sequence[str], *, header: bool
-) -> str:
+def _csv_lines(rows: Iterable[CsvRow], columns: Sequence[str], *, header: bool) -> str:
     buffer = io.StringIO()
     writer = csv.DictWriter(buffer, columns, lineterminator="\n", restval="")
     if header:
         writer.writeheader()
     # None is written as an empty cell.
-    writer.writerows({key: json_values(value) for key, value in row.items()} for row in rows)
+    writer.writerows({key: json_values(value) for key, value in dict(row).items()} for row in rows)
     return buffer.getvalue()
 
 

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 from fl_dpbayes.config import (
     ISOTONIC_BINS,
@@ -13,18 +12,17 @@ from fl_dpbayes.config import (
     recalibration_plan,
 )
 from fl_dpbayes.files import Config
-from fl_dpbayes.report.summary import SettingRecord
+from fl_dpbayes.report.summary import AggregationInputs, SettingRecord
 
 
 def settings_table(
-    scenario: Scenario, aggregation_inputs: Mapping[str, Any] | None
+    scenario: Scenario, aggregation_inputs: AggregationInputs | None
 ) -> tuple[SettingRecord, ...]:
     """Say what was run, one row per part, in words.
 
     Args:
         scenario: What was asked for.
-        aggregation_inputs: What the run's record says of inputs of the server's own; None where
-            it used none.
+        aggregation_inputs: What the rule used of the server's own; None where it used nothing.
     """
     source = scenario.data.source
     feature_names: tuple[str, ...] = getattr(source, "feature_names", ())
@@ -46,7 +44,7 @@ def settings_table(
         "Noise": _noise(scenario),
         "Clipping": _clipping(scenario),
         "Batches": f"each unit with probability {scenario.privacy.sampling_rate:g} (Poisson)",
-        "Aggregation": _aggregation(scenario, aggregation_inputs or {}),
+        "Aggregation": _aggregation(scenario, aggregation_inputs),
         "Recalibration": _recalibration(scenario),
         "Taking part": _taking_part(scenario),
     }
@@ -107,13 +105,13 @@ def _clipping(scenario: Scenario) -> str:
     return f"{_described(scenario.privacy.clipping)}, clip norm {norm:g}"
 
 
-def _aggregation(scenario: Scenario, inputs: Mapping[str, Any]) -> str:
+def _aggregation(scenario: Scenario, inputs: AggregationInputs | None) -> str:
     rule = scenario.aggregation
     public = rule.inputs
     if public is None:
         return _described(rule)
     # A file may hold fewer records than asked for.
-    count = inputs.get("count", public.count)
+    count = public.count if inputs is None else inputs.count
     if isinstance(public, PublicFile):
         # Its path is nobody's business but the server's.
         records = f"{count} public records of {public.path.name}"

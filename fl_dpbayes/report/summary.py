@@ -5,7 +5,6 @@ Fields stand in the order in which they are written.
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 from pydantic import Field
 
@@ -257,6 +256,27 @@ class AggregationInputs(SummaryPart):
     divergence: Number = None
 
 
+class ConvergenceRecord(SummaryPart):
+    """How well the chains of one site agree: `posterior.convergence.ConvergenceSummary` in JSON.
+
+    Attributes:
+        site: The site's name, or that of the averaged chain.
+        warning: What is wrong with the chains, in a sentence; empty where nothing is.
+    """
+
+    site: Text
+    chains: int
+    samples_per_chain: int
+    quantities: int
+    r_hat_max: Number = None
+    r_hat_median: Number = None
+    r_hat_above_1_01: Number = None
+    r_hat_above_1_1: Number = None
+    effective_samples_min: Number = None
+    effective_samples_median: Number = None
+    warning: Text = ""
+
+
 class HospitalRecord(SummaryPart):
     """What a posterior over hospitals says of one quantity.
 
@@ -290,8 +310,7 @@ class Summary(SummaryPart):
 
     Attributes:
         class_names: In the order of the classes; empty where they have only numbers.
-        convergence: `posterior.convergence.ConvergenceSummary` of each site, with `site` and
-            `warning`; no table shows it.
+        convergence: Of each site, or of the averaged chain; no table shows it.
     """
 
     scenario: Text
@@ -333,7 +352,7 @@ class Summary(SummaryPart):
     seconds: dict[str, Number]
     passes: tuple[PassRecord, ...] = ()
     configurations_tried: int | None
-    convergence: tuple[dict[str, Any], ...] = ()
+    convergence: tuple[ConvergenceRecord, ...] = ()
     warnings: tuple[Text, ...] = ()
     heterogeneity: Number = None
     feature_total_variation: Number = None

@@ -19,6 +19,7 @@ from fl_dpbayes.posterior import (
     prepare_student,
 )
 from fl_dpbayes.protocol import Arrays, without_prefix
+from fl_dpbayes.report import AggregationInputs
 from server.roster import Federation
 from server.run_record import RunRecord
 from server.strategies.strategy import PosteriorStrategy
@@ -60,7 +61,7 @@ class IndependentChainsStrategy(PosteriorStrategy):
                 model,
                 labelled=self.rule.needs_labels,
             )
-            record.aggregation_inputs = dict(self._student.description)
+            record.aggregation_inputs = AggregationInputs.model_validate(self._student.description)
         # A last layer on a frozen body has no hidden units of its own either, and starts at zero in
         # every chain.
         has_hidden_units = not isinstance(model, LogisticModel) and model.frozen_body is None
@@ -111,7 +112,7 @@ class IndependentChainsStrategy(PosteriorStrategy):
             self._aggregate = aggregate
             self._aggregated = released_by
         if aggregate.facts:
-            self.record.aggregation_inputs = dict(aggregate.facts)
+            self.record.aggregation_inputs = AggregationInputs.model_validate(aggregate.facts)
         return aggregate
 
     def last(self) -> AnySamples | None:

@@ -34,11 +34,12 @@ from server.check_reply import (
     check_train_reply,
 )
 from server.checkpoint import BANK_FOLDER, Checkpoint, JournaledSites, write_checkpoint
-from server.exchange import Answer, Exchange
+from server.exchange import Exchange
 from server.ledger_heads import LedgerHeads
 from server.messages import encoded
 from server.participation import Participation, least_sites
 from server.roster import Federation, Member, with_newcomers
+from server.round_outcomes import Answer
 from server.run_record import RunRecord
 from server.strategies.moves import SketchedMoves
 
@@ -171,9 +172,11 @@ class TrainingRounds(Strategy):
         self._exchange = Exchange(
             federation=self.federation,
             heads=self.heads,
+            record=self.record,
             message_type=MessageType.TRAIN,
             round_number=server_round,
             reply_type=TrainReply,
+            stage=f"round {server_round}",
         )
         self.begin("train", server_round, members)
         return self._requests(server_round, members)
@@ -211,7 +214,7 @@ class TrainingRounds(Strategy):
             self.state = self.next_state(server_round, self.state, checked)
         self.save(server_round, self.state)
         metrics = _pooled_metrics([reply.metrics for reply in checked.values()])
-        counts = self.record.round_rows[-1] if self.record.round_rows else {}
+        counts = dict(self.record.round_rows[-1]) if self.record.round_rows else {}
         return _array_record(self.state), MetricRecord({**counts, **metrics})
 
     def _requests(self, server_round: int, members: Iterable[Member]) -> Iterator[Message]:
@@ -244,18 +247,14 @@ class TrainingRounds(Strategy):
     ) -> list[Answer[CheckedReply]]:
         """Check each reply and put its samples into the bank; return the answers without them."""
         answers = []
-        dropped = warning("dropped", stage=f"round {server_round}")
         moves = self._moves()
-        for answer in self._exchange.answers(
-            replies, check=self._check, on_dropped=lambda: self.record.warn(dropped)
-        ):
+        for answer in self._exchange.answers(replies, check=self._check):
             if answer.checked is not None:
                 self._bank_reply(server_round, answer.site, answer.checked, moves)
                 # One site's arrays in memory at a time.
                 bare_reply = replace(answer.checked, samples=NO_SAMPLES, last={})
                 answer = replace(answer, checked=bare_reply)
             answers.append(answer)
-            self.record.add_passes(answer.site, answer.passes)
             privacy = answer.checked.privacy if answer.checked else None
             self.record.events.write(
                 "site",

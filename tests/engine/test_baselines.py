@@ -16,7 +16,7 @@ from fl_dpbayes.data.site import load_site
 from fl_dpbayes.engine.baselines import baselines, write_baselines
 from fl_dpbayes.report.answer import answer
 from fl_dpbayes.report.page_tables import baselines_table
-from fl_dpbayes.report.summary import parse_summary
+from fl_dpbayes.report.summary import BaselineRecord, Baselines, parse_summary
 from server.summary import _same_records
 from tests.engine.test_simulate import SUMMARY
 
@@ -81,14 +81,17 @@ def test_what_cannot_be_computed_is_told(sites, prepared, tmp_path):
 
 
 def test_they_are_left_out_where_a_site_fell_silent():
-    rows = [{"site": f"pooled:{role}", "n": 62} for role in ("train", "held_out")]
+    rows = tuple(
+        BaselineRecord(site=f"pooled:{role}", role=role, predictor="central", n=62)
+        for role in ("train", "held_out")
+    )
     own = [
         CalibrationRecord(site=f"pooled:{role}", role=role, predictor="posterior", n=n)
         for role, n in (("train", 46), ("held_out", 62))
     ]
-    found = _same_records({"rows": rows, "missing": {}}, own)
-    assert found["rows"] == rows[1:]
-    assert found["missing"] == {
+    found = _same_records(Baselines(rows=rows), own)
+    assert found.rows == rows[1:]
+    assert found.missing == {
         "simpler predictors at pooled:train": "the run measured 46 of its 62 records"
     }
 

@@ -240,44 +240,35 @@ def test_free_steps_of_many_kinds_do_not_hide_the_planned_ones() -> None:
         checked_statement(base.model_copy(update={"epsilon": 0.5 * real}), OWN, OWN, None, DELTA)
 
 
-def _row(site: str, sigma: float, delta: float = 1e-3, method: str = "pld") -> dict:
-    epsilon = pld_epsilon((GaussianEvent(sigma, 0.1, 50),), delta)
-    return {
-        "site": site,
-        "delta": delta,
-        "epsilon": epsilon,
-        "epsilon_method": method,
-        "history": [[sigma, 0.1, 50]],
-    }
+def _of_one_schedule(sigma: float, delta: float = 1e-3, **changes) -> PrivacyStatement:
+    history = (GaussianEvent(sigma, 0.1, 50),)
+    return stated(history, pld_epsilon(history, delta), delta=delta, **changes)
 
 
 def test_costliest_site_is_accounted_at_the_small_delta() -> None:
-    rows = [
-        _row("north", 1.5),
-        _row("south", 1.0),
-        _row("east", 0.7, method="rdp filter"),
-        {"site": "west"},
-    ]
-    found = largest_at_small_delta(rows, "add_or_remove_one")
-    assert found == {
-        "site": "south",
-        "delta": 1e-5,
-        "epsilon": pld_epsilon((GaussianEvent(1.0, 0.1, 50),), 1e-5),
+    statements = {
+        "north": _of_one_schedule(1.5),
+        "south": _of_one_schedule(1.0),
+        "east": _of_one_schedule(0.7, method="rdp filter"),
+        "west": _of_one_schedule(0.6).model_copy(update={"epsilon": None}),
     }
-    assert found["epsilon"] > rows[1]["epsilon"]
-    for nothing in ([], [{"site": "west"}], [_row("north", 1.0, delta=1e-5)]):
+    cost = largest_at_small_delta(statements, "add_or_remove_one")
+    assert (cost.site, cost.delta) == ("south", 1e-5)
+    assert cost.epsilon == pld_epsilon((GaussianEvent(1.0, 0.1, 50),), 1e-5)
+    assert cost.epsilon > statements["south"].epsilon
+    for nothing in ({}, {"north": _of_one_schedule(1.0, delta=1e-5)}):
         assert largest_at_small_delta(nothing, "add_or_remove_one") is None
 
 
 def test_history_of_a_thousand_kinds_of_step_is_accounted_in_bounded_time(monkeypatch) -> None:
     counted = mock.Mock(wraps=pld_epsilon)
     monkeypatch.setattr("fl_dpbayes.privacy.check_statement.pld_epsilon", counted)
-    history = [[1.0 + number / 25, 0.05 - number / 25_000, 1] for number in range(1000)]
-    row = _row("south", 1.0) | {"epsilon": 4.0, "history": history}
-    found = largest_at_small_delta([row], "add_or_remove_one")
+    history = tuple((1.0 + number / 25, 0.05 - number / 25_000, 1) for number in range(1000))
+    statement = _of_one_schedule(1.0).model_copy(update={"epsilon": 4.0, "history": history})
+    cost = largest_at_small_delta({"south": statement}, "add_or_remove_one")
     assert max(len(call.args[0]) for call in counted.call_args_list) <= MOST_KINDS
     exact = 1.4454  # of all thousand kinds, by `pld_epsilon`
-    assert exact <= found["epsilon"] < 3 * exact
+    assert exact <= cost.epsilon < 3 * exact
 
 
 def test_filter_s_account_of_thousands_of_kinds_of_step_takes_bounded_time(monkeypatch) -> None:

@@ -2,6 +2,7 @@
 
 from fl_dpbayes.config.scenario import load_scenario
 from fl_dpbayes.report.settings_table import settings_table
+from fl_dpbayes.report.summary import AggregationInputs
 
 PARTS = {
     "Predictors",
@@ -22,7 +23,7 @@ PARTS = {
 }
 
 
-def settings(*overrides: str, inputs: dict[str, object] | None = None) -> dict[str, str]:
+def settings(*overrides: str, inputs: AggregationInputs | None = None) -> dict[str, str]:
     return {
         row.name: row.value for row in settings_table(load_scenario("digits", overrides), inputs)
     }
@@ -80,9 +81,10 @@ def test_resources_are_said() -> None:
 
 def test_public_records_are_named_without_their_folder_and_counted_as_used() -> None:
     public = "public={kind='file', path='/secret/pub.npz', statement='published by its authors'}"
-    said = settings(f"aggregation={{rule='distillation', {public}}}", inputs={"count": 250})[
-        "Aggregation"
-    ]
+    said = settings(
+        f"aggregation={{rule='distillation', {public}}}",
+        inputs=AggregationInputs(kind="file", count=250),
+    )["Aggregation"]
     assert said.startswith(
         'distillation, on 250 public records of pub.npz (see "This run"), iterations 500'
     )

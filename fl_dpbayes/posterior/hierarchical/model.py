@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +33,8 @@ FARTHEST = 3.0
 LEVEL = 0.9
 
 
-class ExpectedRate(NamedTuple):
+@dataclass(frozen=True)
+class ExpectedRate:
     """The rate of class 1 that is expected, without the chance of patients.
 
     Attributes:
@@ -44,6 +44,31 @@ class ExpectedRate(NamedTuple):
 
     rate: float
     interval: tuple[float, float]
+
+    @property
+    def words(self) -> str:
+        """The rate and its interval in words."""
+        low, high = self.interval
+        return f"rate of class 1 {self.rate:.3f} ({LEVEL:.0%}: {low:.3f} to {high:.3f})"
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How much hospitals, or groups of them, differ.
+
+    Attributes:
+        between: What differs.
+        standard_deviation: Its posterior's median, in log odds.
+        interval: Of 90 %.
+        count: How many of them there are.
+        identified: False where the prior says it rather than the hospitals.
+    """
+
+    between: str
+    standard_deviation: float
+    interval: tuple[float, float]
+    count: int
+    identified: bool
 
 
 @dataclass(frozen=True)
@@ -143,40 +168,26 @@ class HospitalModel:
         rates = [rate_at(theta) for theta in effect.quantiles(SHARES)]
         return ExpectedRate(rate=float(np.mean(rates)), interval=(rate_at(low), rate_at(high)))
 
-    def said_rate(self, effect: Distribution, covariates: Floats | None = None) -> str:
-        """Say the same in words."""
-        rate, (low, high) = self.rate(effect, covariates)
-        return f"rate of class 1 {rate:.3f} ({LEVEL:.0%}: {low:.3f} to {high:.3f})"
-
-    def described(self) -> list[dict[str, Any]]:
-        """Say how hospitals differ: the spreads between them, and new hospitals' rates.
-
-        Returns:
-            The rows of the summary's `hospitals`.
-        """
+    @property
+    def spreads(self) -> tuple[Spread, ...]:
+        """The differences between hospitals and, where they are grouped, between groups."""
         posterior = self.posterior
         names = ("hospitals", "groups") if self.groups else ("hospitals",)
-        rows: list[dict[str, Any]] = [
-            {
-                "of": f"standard deviation between {name}",
-                "value": float(posterior.spreads[level].quantiles(MEDIAN)),
-                "interval": posterior.spreads[level].interval(LEVEL),
-                "among": posterior.counts[level],
-                "identified": posterior.identified[level],
-            }
-            for level, name in enumerate(names)
-        ]
-        for group in ("", *self.groups):
-            name = f"a new hospital of {group}" if group else "a new hospital"
-            expected = self.rate(self.effect(group=group))
-            rows.append(
-                {
-                    "of": f"rate of class 1 at {name}",
-                    "value": expected.rate,
-                    "interval": expected.interval,
-                }
+        return tuple(
+            Spread(
+                between=name,
+                standard_deviation=float(posterior.spreads[level].quantiles(MEDIAN)),
+                interval=posterior.spreads[level].interval(LEVEL),
+                count=posterior.counts[level],
+                identified=posterior.identified[level],
             )
-        return rows
+            for level, name in enumerate(names)
+        )
+
+    @property
+    def new_hospital_rates(self) -> dict[str, ExpectedRate]:
+        """The rate at a new hospital of any group (""), and at one of each group."""
+        return {group: self.rate(self.effect(group=group)) for group in ("", *self.groups)}
 
 
 def with_intercept(inputs: npt.NDArray) -> Floats:
