@@ -85,7 +85,6 @@ class EvaluationStage:
             record: Where warnings and events go.
         """
         self._federation = federation
-        self._heads = heads
         self._record = record
         self._exchange = Exchange[EvaluateRequest, EvaluateReply](
             federation=federation,
@@ -156,17 +155,13 @@ class EvaluationStage:
         card = member.card
         has_prevalence = card.prevalence is not None
         request = EvaluateRequest(
-            run=self._federation.run,
-            round=self._exchange.round_number,
-            task=card.task,
-            model=scenario.model,
+            **self._exchange.fields(member),
             predictors=bundle.weights,
             arrays=bundle.digest,
             recalibration=recalibration.map_of(card.name) if recalibration else None,
             trained_prevalence=scenario.data.prevalence if has_prevalence else None,
             noise_multiplier=scenario.evaluation.noise_multiplier,
             delta=scenario.privacy.delta,
-            ledger_head=self._heads.last.get(card.name),
         )
         return self._exchange.request(request, bundle.arrays, member)
 

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, TypedDict, TypeVar
 
 from flwr.app import ArrayRecord, Message, Metadata
 
-from fl_dpbayes.config import warning
+from fl_dpbayes.config import Model, Task, warning
 from fl_dpbayes.protocol import Refusal, StageReply, StageRequest, StepsReply, request_digest
 from server.ledger_heads import LedgerHeads
 from server.messages import (
@@ -35,6 +35,16 @@ class _SentRequest(Generic[RequestT]):
     metadata: Metadata
     member: Member
     request: RequestT
+
+
+class RequestFields(TypedDict):
+    """What every request says (`StageRequest`)."""
+
+    run: str
+    round: int
+    task: Task
+    model: Model
+    ledger_head: str | None
 
 
 class Exchange(Generic[RequestT, ReplyT]):
@@ -77,6 +87,16 @@ class Exchange(Generic[RequestT, ReplyT]):
         self._sent: list[_SentRequest[RequestT]] = []
         # By message id.
         self._open: dict[str, _SentRequest[RequestT]] = {}
+
+    def fields(self, member: Member) -> RequestFields:
+        """Return what every request of the stage to a site says."""
+        return {
+            "run": self._federation.run,
+            "round": self.round_number,
+            "task": member.card.task,
+            "model": self._federation.scenario.model,
+            "ledger_head": self._heads.last.get(member.card.name),
+        }
 
     def request(self, request: RequestT, arrays: ArrayRecord, member: Member) -> Message:
         """Build the message that carries a request and its arrays to a site."""

@@ -111,7 +111,7 @@ def recalibrate_sites(
             stage="recalibration",
         )
         replies = grid.send_and_receive(
-            fit.requests(exchange, members, heads), timeout=scenario.resources.round_timeout
+            fit.requests(exchange, members), timeout=scenario.resources.round_timeout
         )
         answered = _take_replies(exchange, replies, fit, record)
         members = [member for member in members if member.card.name in answered]
@@ -174,7 +174,6 @@ class _Fit:
         self,
         exchange: Exchange[RecalibrateRequest, RecalibrateReply],
         members: Iterable[Member],
-        heads: LedgerHeads,
     ) -> Iterator[Message]:
         """Build the requests of a round, one after the other."""
         samples = prefixed("posterior", self._posterior.arrays)
@@ -182,17 +181,13 @@ class _Fit:
         arrays = encoded(samples)
         for member in members:
             request = RecalibrateRequest(
-                run=self._federation.run,
-                round=exchange.round_number,
-                task=member.card.task,
-                model=self._federation.scenario.model,
+                **exchange.fields(member),
                 weights=tuple(map(float, self._posterior.weights)),
                 arrays=digest,
                 plan=self._plan,
                 first_step=(exchange.round_number - 1) * self._plan.steps_per_round,
                 steps=self._plan.steps_per_round,
                 start=tuple(map(float, self._parameters)) or None,
-                ledger_head=heads.last.get(member.card.name),
             )
             yield exchange.request(request, arrays, member)
 

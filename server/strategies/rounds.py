@@ -230,15 +230,11 @@ class TrainingRounds(Strategy):
                     arrays=encoded(prefixed("start", start)),
                 )
             request = TrainRequest(
-                run=self.federation.run,
-                round=server_round,
-                task=member.card.task,
-                model=self.federation.scenario.model,
+                **self._exchange.fields(member),
                 plan=self.plan,
                 first_step=self.participation.first_step(self.plan, site, server_round),
                 steps=self.plan.steps_per_round,
                 start=encoding.digest,
-                ledger_head=self.heads.last.get(site),
             )
             yield self._exchange.request(request, encoding.arrays, member)
 
