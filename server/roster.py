@@ -12,11 +12,10 @@ from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
 from fl_dpbayes.config import RecordSchema, RunWarning, Scenario, Task, outside_text, warning
-from fl_dpbayes.config.installed_code import installed_code
-from fl_dpbayes.config.record_schema import record_schema
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.protocol import Refusal, SiteCard
 from fl_dpbayes.report import sentence
+from server.check_card import check_card
 from server.messages import EXPIRED, RejectedError, read_reply, rejecting, request_message
 from server.registered_nodes import allowed_nodes, registered_names
 
@@ -332,7 +331,6 @@ def _ask_for_cards(
         for node_id in node_ids
     ]
     registered = registered_names(grid) if requests else {}
-    schema = _scenarios_schema(scenario)
     cards = _Cards()
     # Thousands of sites share one task and one schema, in memory too.
     shared_parts: dict[_SharedParts, _SharedParts] = {}
@@ -353,17 +351,11 @@ def _ask_for_cards(
             own_parts = _SharedParts.of_card(card)
             parts = shared_parts.setdefault(own_parts, own_parts)
             card = card.model_copy(update=parts._asdict())
-            taken = _name_is_taken(card.name) if card.name in cards.members else ""
-            problem = (
-                taken_names.get(card.name, taken)
-                or _other_name(card, registered_name)
-                or _other_role(card, scenario)
-                or _other_code(card, scenario.named_code)
-                or _other_schema(card, schema)
-                or _too_few_units(card, scenario)
-            )
-            if problem:
-                raise ValueError(problem)
+            if card.name in taken_names:
+                raise ValueError(taken_names[card.name])
+            if card.name in cards.members:
+                raise ValueError(_name_is_taken(card.name))
+            check_card(card, registered_name, scenario)
         except (RejectedError, ValueError) as error:
             cards.left_out.append(_no_card(registered_name, str(error)))
             continue
@@ -407,78 +399,6 @@ def _agreeing(cards: _Cards, order: Sequence[str]) -> Roster:
         else:
             left_out.append(_other_task(member, commonest.task))
     return Roster(members=tuple(agreeing), left_out=tuple(left_out))
-
-
-def _scenarios_schema(scenario: Scenario) -> RecordSchema | None:
-    try:
-        return record_schema(scenario.data.source)
-    except UserError:
-        # An image folder that only the sites have: they must agree with each other.
-        return None
-
-
-# Each of these says what is wrong with a card, and nothing where it fits.
-
-
-def _other_name(card: SiteCard, registered_name: str) -> str:
-    if registered_name in ("", card.name):
-        return ""
-    return f"its site file calls it {card.name}: give it the name under which its key is known"
-
-
-def _other_role(card: SiteCard, scenario: Scenario) -> str:
-    planned = scenario.sites.get(card.name)
-    if planned is None or planned.role == card.role:
-        return ""
-    return (
-        f"{card.name} takes the role {card.role!r}, the scenario says {planned.role!r}: make "
-        "them the same"
-    )
-
-
-def _other_code(card: SiteCard, names: Sequence[str]) -> str:
-    codes_at_site = {code.name: code for code in card.code}
-    for name in names:
-        code = installed_code(name)
-        if code is None:
-            # A module object of this process, which only its own simulated sites can have.
-            continue
-        code_at_site = codes_at_site.get(name)
-        if code_at_site is None:
-            return (
-                f"{card.name} does not allow {name!r} (policy.allowed_code of its site file), "
-                "or has not installed it"
-            )
-        if code_at_site.digest != code.digest:
-            return (
-                f"{card.name} has other code for {name!r}: {code_at_site.described()}, the server "
-                f"{code.described()}: install the same version at both"
-            )
-    return ""
-
-
-def _other_schema(card: SiteCard, schema: RecordSchema | None) -> str:
-    differences = schema.differences(card.data_schema) if schema is not None else []
-    if not differences:
-        return ""
-    return (
-        f"{card.name} has other {' and '.join(differences)} than the scenario (names and their "
-        "order, centers, scales, missing, class names): take over the source of the coordinator's "
-        "scenario in its site file"
-    )
-
-
-def _too_few_units(card: SiteCard, scenario: Scenario) -> str:
-    # A site whose expected batch q n is below one unit would take steps far longer than its share
-    # of the evidence: they are scaled by 1/(q n), so a claim to one unit would be a licence to go
-    # anywhere. 1/q of a decimal q may lie a rounding above a whole number.
-    least_units = math.ceil(1 / scenario.privacy.sampling_rate - 1e-9)
-    if card.role != "train" or card.units >= least_units:
-        return ""
-    return (
-        f"{card.name} declares {card.units} units, and at the plan's sampling rate a site that "
-        f"trains needs {least_units}, so that a batch holds one on average"
-    )
 
 
 def _name_is_taken(name: str) -> str:

@@ -20,7 +20,14 @@ from fl_dpbayes.report.numbers import (
     significant,
 )
 from fl_dpbayes.report.summary import PrivacyRecord, SiteRecord, Summary
-from fl_dpbayes.report.wording import ROLES, SITE_ROLES, event, neighbours, predictor_name
+from fl_dpbayes.report.wording import (
+    NOT_PRIVATE,
+    ROLES,
+    SITE_ROLES,
+    event,
+    neighbours,
+    predictor_name,
+)
 
 NOT_COVERED = (
     "The simpler ones were computed from training records without privacy: not covered by epsilon."
@@ -414,10 +421,7 @@ def _privacy(run: Summary) -> str:
     if not rows:
         return "No privacy cost is recorded: no site trained."
     if not run.private:
-        return (
-            "Not private: epsilon is infinite. What the sites released may show any of "
-            "their records."
-        )
+        return NOT_PRIVATE
     epsilons = [row.largest_epsilon for row in rows]
     for value, state in ((math.inf, "infinite"), (None, "not recorded")):
         number = epsilons.count(value)

@@ -17,6 +17,9 @@ POINT_PREDICTORS = PREDICTORS | {
     "recalibrated": "recalibrated point estimate",
     "prior_corrected": "point estimate corrected for prevalence",
 }
+NOT_PRIVATE = (
+    "Not private: epsilon is infinite. What the sites released may show any of their records."
+)
 # A share of the budget: a site that spent more than this left nothing worth a note.
 MOST_OF_BUDGET = 0.98
 ADJACENCY = {"add_or_remove_one": "adding or removing", "replace_one": "replacing"}
@@ -46,10 +49,7 @@ def privacy_notes(run: Summary) -> Iterator[str]:
     if run.private:
         yield from _epsilon_notes(run)
     else:
-        yield (
-            "Not private: epsilon is infinite. What the sites released may show any of "
-            "their records."
-        )
+        yield NOT_PRIVATE
     if run.evaluation_privacy:
         yield (
             "Rows of status evaluation: what noised test results cost, on units that did not train."
