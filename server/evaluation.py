@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 from flwr.app import ArrayRecord, Message, MessageType
 
 from fl_dpbayes.calibration import Evaluation
@@ -66,6 +65,18 @@ class _Bundle:
     arrays: ArrayRecord
 
 
+def empty_evaluation(federation: Federation) -> Evaluation:
+    """Return what is known of a run's test results before any came."""
+    scenario = federation.scenario
+    return Evaluation(
+        classes=federation.roster.task.classes,
+        roles_sharing_records=roles_sharing_records(scenario.sites),
+        seed=scenario.seed,
+        max_records_per_unit=scenario.evaluation.max_records_per_unit,
+        adjacency=scenario.privacy.adjacency,
+    )
+
+
 class EvaluationStage:
     """Asks every site once and collects the additive statistics that come back.
 
@@ -95,14 +106,7 @@ class EvaluationStage:
             reply_type=EvaluateReply,
             stage="evaluation",
         )
-        scenario = federation.scenario
-        self.evaluation = Evaluation(
-            federation.roster.task.classes,
-            roles_sharing_records(scenario.sites),
-            seed=scenario.seed,
-            max_records_per_unit=scenario.evaluation.max_records_per_unit,
-            adjacency=scenario.privacy.adjacency,
-        )
+        self.evaluation = empty_evaluation(federation)
 
     def requests(
         self,
@@ -117,7 +121,7 @@ class EvaluationStage:
             recalibration: The sites' maps, if there are any.
             hospitals: Adds a predictor of its own for every site.
         """
-        weights = {name: _floats(samples.weights) for name, samples in predictors.items()}
+        weights = {name: tuple(samples.weights.tolist()) for name, samples in predictors.items()}
         samples: Arrays = {
             name: array
             for predictor, of_predictor in predictors.items()
@@ -143,7 +147,7 @@ class EvaluationStage:
         samples = hospitals.samples(effect, self._federation.shapes)
         arrays = prefixed("hierarchical", samples.arrays)
         return _Bundle(
-            weights={**shared.weights, "hierarchical": _floats(samples.weights)},
+            weights={**shared.weights, "hierarchical": tuple(samples.weights.tolist())},
             digest=arrays_digest(shared_samples | arrays),
             arrays=ArrayRecord({**shared.arrays, **encoded(arrays)}),
         )
@@ -194,7 +198,3 @@ class EvaluationStage:
     ) -> None:
         read = partial(read_arrays, message, dtype=np.float64)
         self.evaluation.add(member.card, request, reply, read)
-
-
-def _floats(values: npt.NDArray) -> tuple[float, ...]:
-    return tuple(float(value) for value in values)

@@ -21,10 +21,8 @@ from fl_dpbayes.posterior import (
     save_posterior,
 )
 from fl_dpbayes.report import (
-    CALIBRATION_COLUMNS,
-    calibration_csv_row,
     sentence,
-    write_csv,
+    write_calibration,
     write_report,
     write_summary,
 )
@@ -166,7 +164,7 @@ def _call_roster(
 
 
 def _new_simulated_nodes(grid: Grid, scenario: Scenario) -> list[int]:
-    expected = scenario.resources.start_nodes or len(scenario.sites)
+    expected = scenario.least_nodes
     node_ids = connected_nodes(grid, expected, SETTLED_SECONDS)
     if len(node_ids) < expected:
         raise UserError(
@@ -193,19 +191,12 @@ def _write(
     """Write what came of a run; return what went wrong with its posterior."""
     folder = federation.run_folder
     problem = _write_posterior(federation, strategy, record)
-    costs = {}
     if strategy.recalibration:
-        costs["recalibration"] = strategy.recalibration.statements
-    if strategy.evaluation:
-        costs["evaluation"] = strategy.evaluation.statements
-    record.add_costs(costs)
+        record.add_costs({"recalibration": strategy.recalibration.statements})
+    record.add_costs({"evaluation": strategy.evaluation.statements})
     summary = summarise_run(strategy, record, _partition(folder))
     write_summary(summary, folder)
-    write_csv(
-        folder / "calibration.csv",
-        map(calibration_csv_row, summary.calibration),
-        CALIBRATION_COLUMNS,
-    )
+    write_calibration(summary, folder)
     # The page reads it back; of thousands of sites it is not held twice.
     del summary
     if report:

@@ -61,14 +61,13 @@ def wait_for_sites(
     Raises:
         UserError: Too few came.
     """
-    needed = scenario.resources.start_nodes or len(scenario.sites)
     deadline = time.monotonic() + seconds
     last_said = 0.0
     last_missing: list[str] = []
     while True:
         names = registered_names(grid)
         missing = [site for site in scenario.sites if site not in names.values()]
-        if len(scenario.sites) - len(missing) >= needed:
+        if len(scenario.sites) - len(missing) >= scenario.least_nodes:
             return
         if missing != last_missing or time.monotonic() - last_said > SAY_SECONDS:
             say(missing)
@@ -88,10 +87,9 @@ def _too_few_sites(
             f"{counted(nameless, 'node')} without a registered name: start the SuperLink with "
             "--enable-supernode-auth, and register each site's key under its name"
         )
-    needed = scenario.resources.start_nodes or len(scenario.sites)
     return UserError(
         f"{len(scenario.sites) - len(missing)} of {counted(len(scenario.sites), 'site')} came "
-        f"within {seconds:.0f} s, the run starts with {needed}; missing: {', '.join(missing)}: "
-        "have their nodes started (fl-dpbayes site start), or start a new run with fewer "
-        "resources.start_nodes"
+        f"within {seconds:.0f} s, the run starts with {scenario.least_nodes}; missing: "
+        f"{', '.join(missing)}: have their nodes started (fl-dpbayes site start), or start a new "
+        "run with fewer resources.start_nodes"
     )

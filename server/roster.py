@@ -294,7 +294,7 @@ def check_enough(roster: Roster, scenario: Scenario) -> None:
     Raises:
         UserError: Fewer joined; it says why others did not.
     """
-    needed = scenario.resources.start_nodes or len(scenario.sites)
+    needed = scenario.least_nodes
     joined = {member.card.name for member in roster.members}
     if len(joined) < needed:
         absent = ", ".join(name for name in scenario.sites if name not in joined)

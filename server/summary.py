@@ -81,13 +81,17 @@ def summarise_run(
     scenario = federation.scenario
     evaluation = strategy.evaluation
     recalibration = strategy.recalibration
-    calibration = evaluation.calibration_rows() if evaluation else []
-    test_costs = evaluation.statements if evaluation else {}
+    calibration = evaluation.calibration_rows()
     class_names: tuple[str, ...] = getattr(scenario.data.source, "class_names", ())
     if len(class_names) != federation.roster.task.classes:
         class_names = ()
     seeded = _seeded_sites(federation, record)
-    convergence = _Convergence(strategy, record)
+    privacy = _privacy_records(strategy, record)
+    temperatures = {row.site: row.temperature for row in privacy}
+    too_hot = mixing.temperature_warnings(scenario, temperatures)
+    convergence = mixing.convergence_rows(
+        scenario, strategy.bank, strategy.chain_names(), hot=bool(too_hot)
+    )
     baselines = _same_records(partition.baselines, calibration)
     hospitals = strategy.hospitals()
     is_public = scenario.evaluation.release == "public"
@@ -117,20 +121,20 @@ def summarise_run(
         clipped=scenario.privacy.clip_norm is not None,
         coupling=getattr(scenario.privacy, "coupling", ""),
         averaged_temperature=strategy.averaged_temperature(),
-        privacy=_privacy_records(strategy, record),
+        privacy=privacy,
         small_delta=_small_delta(federation, record),
         participation=_participation_records(strategy, record),
         recalibration=_recalibration_record(recalibration),
         calibration=tuple(calibration),
         baselines=baselines,
-        reliability=tuple(evaluation.reliability_rows()) if evaluation else (),
-        subgroups=tuple(evaluation.subgroup_rows()) if evaluation else (),
-        shift_detection=tuple(evaluation.shift_detection_rows()) if evaluation else (),
-        conformal=tuple(evaluation.conformal_rows()) if evaluation else (),
+        reliability=tuple(evaluation.reliability_rows()),
+        subgroups=tuple(evaluation.subgroup_rows()),
+        shift_detection=tuple(evaluation.shift_detection_rows()),
+        conformal=tuple(evaluation.conformal_rows()),
         hospitals=_hospital_records(hospitals) if hospitals else (),
         evaluation_privacy=tuple(
             EvaluationPrivacyRecord(site=site, unit=statement.unit, **stated_cost(statement))
-            for site, statement in test_costs.items()
+            for site, statement in evaluation.statements.items()
         ),
         releases=_releases(strategy, baselines),
         bytes=Traffic(
@@ -143,8 +147,12 @@ def summarise_run(
             for passes, sites in record.passes.items()
         ),
         configurations_tried=scenario.configurations_tried,
-        convergence=convergence.records(),
-        warnings=_warnings(strategy, record, partition, seeded, convergence),
+        convergence=tuple(map(_convergence_record, convergence)),
+        warnings=(
+            *_warnings(strategy, record, partition, seeded),
+            *map(sentence, mixing.convergence_warnings(convergence)),
+            *map(sentence, too_hot),
+        ),
         heterogeneity=partition.label_total_variation if is_public else None,
     )
     if is_public and partition.feature_total_variation is not None:
@@ -205,7 +213,6 @@ def _small_delta(federation: Federation, record: RunRecord) -> SmallDeltaRecord 
 def _site_records(
     strategy: PosteriorStrategy, calibration: Sequence[CalibrationRecord]
 ) -> tuple[SiteRecord, ...]:
-    evaluation = strategy.evaluation
     tested_records = {row.site: row.n for row in calibration}
     return tuple(
         SiteRecord(
@@ -215,7 +222,7 @@ def _site_records(
             unit=member.card.unit,
             shift=member.card.shift,
             test_n=tested_records.get(member.card.name),
-            shares=evaluation.class_shares(member.card.name) if evaluation else None,
+            shares=strategy.evaluation.class_shares(member.card.name),
         )
         for member in strategy.federation.roster.members
     )
@@ -241,35 +248,12 @@ def _hospital_records(hospitals: HospitalModel) -> tuple[HospitalRecord, ...]:
     return (*spreads, *rates)
 
 
-class _Convergence:
-    """How well the chains mix, and which sites are too warm.
-
-    Attributes:
-        rows: One of each chain.
-        temperature_warnings: Of sites whose temperature is not 1.
-    """
-
-    def __init__(self, strategy: PosteriorStrategy, record: RunRecord) -> None:
-        scenario = strategy.federation.scenario
-        temperatures = {
-            member.card.name: record.mean_temperature(member.card.name)
-            for member in strategy.federation.roster.training
-        }
-        self.temperature_warnings = mixing.temperature_warnings(scenario, temperatures)
-        self.rows = mixing.convergence_rows(
-            scenario, strategy.bank, strategy.chain_names(), hot=bool(self.temperature_warnings)
-        )
-
-    def records(self) -> tuple[ConvergenceRecord, ...]:
-        """Return the rows with their warnings as sentences."""
-        return tuple(
-            ConvergenceRecord(
-                site=row.site,
-                **asdict(row.summary),
-                warning=sentence(row.warning) if row.warning else "",
-            )
-            for row in self.rows
-        )
+def _convergence_record(row: mixing.ConvergenceRow) -> ConvergenceRecord:
+    return ConvergenceRecord(
+        site=row.site,
+        **asdict(row.summary),
+        warning=sentence(row.warning) if row.warning else "",
+    )
 
 
 def _warnings(
@@ -277,7 +261,6 @@ def _warnings(
     record: RunRecord,
     partition: PartitionMeasures,
     seeded: Sequence[str],
-    convergence: _Convergence,
 ) -> tuple[str, ...]:
     federation = strategy.federation
     scenario = federation.scenario
@@ -298,8 +281,6 @@ def _warnings(
         *sentences(record.warnings),
         *map(sentence, mixing.optimiser_warnings(scenario)),
         *map(sentence, of_mixture),
-        *map(sentence, mixing.convergence_warnings(convergence.rows)),
-        *map(sentence, convergence.temperature_warnings),
     )
 
 
@@ -418,7 +399,6 @@ def _releases(
             "computed from training records without privacy: not covered by epsilon"
         )
     releases = [ReleaseRecord(item=item, how=how) for item, how in items.items()]
-    if strategy.evaluation is not None:
-        statements = strategy.evaluation.statements
-        releases += [_paid_test(site, statement) for site, statement in statements.items()]
+    statements = strategy.evaluation.statements
+    releases += [_paid_test(site, statement) for site, statement in statements.items()]
     return tuple(releases)

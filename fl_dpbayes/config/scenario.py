@@ -170,6 +170,11 @@ class Scenario(Config):
         return tuple(names)
 
     @property
+    def least_nodes(self) -> int:
+        """How many nodes must be there before the run begins."""
+        return self.resources.start_nodes or len(self.sites)
+
+    @property
     def kept_fractions(self) -> tuple[float, float]:
         """Shares of a training site's units that are kept for testing and for recalibration."""
         recalibration_fraction = self.recalibration.fraction if self.recalibration else 0.0

@@ -30,6 +30,7 @@ from fl_dpbayes.report.run_files import (
     read_csv,
     read_summary,
     stored_summary,
+    write_calibration,
     write_csv,
     write_summary,
 )
@@ -103,6 +104,7 @@ __all__ = [
     "sentences",
     "significant",
     "stored_summary",
+    "write_calibration",
     "write_csv",
     "write_report",
     "write_summary",

@@ -178,6 +178,12 @@ def calibration_csv_row(row: CalibrationRecord) -> dict[str, object]:
     return cells
 
 
+def write_calibration(summary: Summary, run_dir: Path) -> None:
+    """Write `calibration.csv`, a row for each site or role and predictor."""
+    rows = map(calibration_csv_row, summary.calibration)
+    write_csv(run_dir / "calibration.csv", rows, CALIBRATION_COLUMNS)
+
+
 def check_not_cut_off(run_dir: Path | str) -> None:
     """Say how to go on with a run of which the result is missing.
 

@@ -125,7 +125,7 @@ def _taking_part(scenario: Scenario) -> str:
     least = "more than half of the sites with steps left"
     if resources.min_sites is not None:
         least = f"at least {counted(resources.min_sites, 'site')}"
-    nodes = counted(resources.start_nodes or len(scenario.sites), "node")
+    nodes = counted(scenario.least_nodes, "node")
     silent = counted(resources.silent_rounds, "silent round")
     return f"{least} in a round; begins with {nodes}; not asked after {silent}"
 

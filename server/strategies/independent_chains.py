@@ -1,7 +1,5 @@
 """Strategy: every site runs its own chain to the end, and a rule makes one posterior of them."""
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from fl_dpbayes.config import AveragingRule, LogisticModel, warning
@@ -25,15 +23,6 @@ from server.run_record import RunRecord
 from server.strategies.strategy import PosteriorStrategy
 
 
-@dataclass(frozen=True)
-class _ReleasedBy:
-    """What one site released so far, as far as an aggregate depends on it."""
-
-    site: str
-    sample_chains: int
-    weight: float
-
-
 class IndependentChainsStrategy(PosteriorStrategy):
     """Each chain goes on from its own last state, and the server state never changes.
 
@@ -48,9 +37,9 @@ class IndependentChainsStrategy(PosteriorStrategy):
         super().__init__(federation, record)
         self.rule = federation.scenario.aggregation
         self._least_samples = self.rule.least_samples(federation.parameters)
+        # The last one, by what it was made of: each site, the number of its samples and its weight.
         # The posterior is asked for more than once, and some rules take time.
-        self._aggregate: Aggregate | None = None
-        self._aggregated: list[_ReleasedBy] = []
+        self._aggregates: dict[tuple[tuple[str, int, float], ...], Aggregate] = {}
         self._student = None
         model = federation.scenario.model
         if self.rule.inputs is not None:
@@ -92,11 +81,8 @@ class IndependentChainsStrategy(PosteriorStrategy):
 
     def _combine(self, sites: list[str]) -> Aggregate:
         weights = self.weights_among(sites)
-        released_by = [
-            _ReleasedBy(site, len(self.bank.sample_chains(site)), weights[site]) for site in sites
-        ]
-        aggregate = self._aggregate
-        if aggregate is None or self._aggregated != released_by:
+        parts = tuple((site, len(self.bank.sample_chains(site)), weights[site]) for site in sites)
+        if parts not in self._aggregates:
             scenario = self.federation.scenario
             starts = [self.initial_state(chain) for chain in range(self.plan.chains)]
             released = Released(
@@ -108,9 +94,8 @@ class IndependentChainsStrategy(PosteriorStrategy):
                 tuple(without_prefix("parameters", start) for start in starts),
                 self._student,
             )
-            aggregate = combine_sites(self.rule, released)
-            self._aggregate = aggregate
-            self._aggregated = released_by
+            self._aggregates = {parts: combine_sites(self.rule, released)}
+        aggregate = self._aggregates[parts]
         if aggregate.facts:
             self.record.aggregation_inputs = AggregationInputs.model_validate(aggregate.facts)
         return aggregate

@@ -20,7 +20,7 @@ from fl_dpbayes.posterior import (
 )
 from fl_dpbayes.report import sentence
 from server.check_reply import check_disk_space
-from server.evaluation import EvaluationStage, most_evaluated
+from server.evaluation import EvaluationStage, empty_evaluation, most_evaluated
 from server.recalibration import Recalibration, recalibrate_sites
 from server.roster import Federation
 from server.run_record import RunRecord
@@ -54,9 +54,11 @@ class PosteriorStrategy(TrainingRounds):
         """Return the point predictor: the last states, or None before the first."""
 
     @property
-    def evaluation(self) -> Evaluation | None:
-        """What the sites' evaluations say so far; None before they were asked."""
-        return self._evaluation_stage.evaluation if self._evaluation_stage is not None else None
+    def evaluation(self) -> Evaluation:
+        """What the sites' evaluations say so far."""
+        if self._evaluation_stage is None:
+            return empty_evaluation(self.federation)
+        return self._evaluation_stage.evaluation
 
     def averaged_temperature(self) -> float | None:
         """Return the mean temperature of averaged states; None of a rule that averages none."""
