@@ -1,4 +1,4 @@
-"""Directions along which an auditor looks at noise: sums of a model's numbers, and random ones."""
+"""Where the numbers of a model lie, and directions along which an auditor looks at their noise."""
 
 import math
 from collections.abc import Mapping
@@ -6,6 +6,10 @@ from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
+import torch
+
+from fl_dpbayes.config import Scenario
+from fl_dpbayes.models import model_shapes, vector_views
 
 Array = npt.NDArray[np.float64]
 Layout = Mapping[str, npt.NDArray[np.int64]]
@@ -16,6 +20,60 @@ MOST_SUMS = 40
 RANDOM = 12
 # Numbers so far apart, and less, count as neighbours.
 NEAREST = 32
+
+
+def state_size(scenario: Scenario) -> int:
+    """Return the number d of the model's parameters.
+
+    Args:
+        scenario: Whose model it is.
+
+    Returns:
+        d > 0.
+    """
+    shapes = model_shapes(scenario.model, scenario.data.source.task)
+    return sum(math.prod(shape) for shape in shapes.values())
+
+
+def noise_layout(scenario: Scenario) -> dict[str, npt.NDArray[np.int64]]:
+    """Return where the numbers of each tensor lie in what is read.
+
+    Args:
+        scenario: Whose model and sampler decide.
+
+    Returns:
+        Tensor -> places, in its own shape.
+    """
+    size = state_size(scenario)
+    shapes = model_shapes(scenario.model, scenario.data.source.task)
+    views = vector_views(torch.arange(size), shapes)
+    layout = {name: view.numpy() for name, view in views.items()}
+    if "spread" in scenario.sampler.position:
+        layout |= {f"spread of {name}": places + size for name, places in layout.items()}
+    return layout
+
+
+def tested_layout(
+    layout: Layout, tested: npt.NDArray[np.bool_]
+) -> dict[str, npt.NDArray[np.int64]]:
+    """Number the tested places anew.
+
+    Args:
+        layout: Tensor -> places of its numbers, in its own shape.
+        tested: Which places are, shape (d,).
+
+    Returns:
+        Tensor -> its tested places among all that are; where some are not, in one dimension.
+    """
+    numbers = np.cumsum(tested) - 1
+    new_layout = {}
+    for name, places in layout.items():
+        inside = tested[places]
+        if inside.all():
+            new_layout[name] = numbers[places]
+        elif inside.any():
+            new_layout[name] = numbers[places[inside]]
+    return new_layout
 
 
 def named_directions(layout: Layout, size: int) -> dict[str, Array]:
@@ -48,13 +106,15 @@ def random_directions(size: int, generator: np.random.Generator) -> dict[str, Ar
     """Draw directions of random signs on 2, 4, 16, ... and all numbers, and normal ones.
 
     Args:
-        size: d > 1.
+        size: d, of all numbers.
         generator: Draws signs, places and normal numbers.
 
     Returns:
-        Name -> direction of shape (d,).
+        Name -> direction of shape (d,); none where there is but one number.
     """
     directions: dict[str, Array] = {}
+    if size < 2:
+        return directions
     scales = {min(size, 2)}
     for power in range(1, math.ceil(math.log(size, 4)) + 1):
         scales.add(min(size, 4**power))
