@@ -129,7 +129,7 @@ def audit_canaries(
     course = Course(site=site, model=LogisticModel(), plan=plan, run=1)
     recording = record(course, {"parameters": start}, Stretch(1, first_step=0, steps=steps))
     reply = recording.reply
-    scores = _scores(read_steps(recording), plan=plan, canaries=sizes.canaries, length=length)
+    scores = _scores(read_steps([recording]), plan=plan, canaries=sizes.canaries, length=length)
     certified = plan.privacy.sampling_rate == 1
     # A proof needs a threshold that was fixed beforehand. Under subsampling less noise than claimed
     # lowers all ratios together, and the middle of the scores follows them.

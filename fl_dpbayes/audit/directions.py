@@ -86,19 +86,22 @@ def named_directions(layout: Layout, size: int) -> dict[str, Array]:
     Returns:
         Name -> direction of shape (d,).
     """
-    numbers = np.arange(size)
+    ones = np.ones(size)
     directions = {
-        "the sum of all": np.ones(size),
-        "the alternating sum": np.where(numbers % 2 == 0, 1.0, -1.0),
+        "the sum of all": ones,
+        "the alternating sum": np.where(np.arange(size) % 2 == 0, 1.0, -1.0),
     }
-    tensors = {name: _indicator(places.ravel(), size) for name, places in layout.items()}
+    tensors = {name: _part(ones, places.ravel()) for name, places in layout.items()}
     if len(tensors) > 1:
         directions |= {f"the sum of {name}": vector for name, vector in tensors.items()}
     means = {name: vector / vector.sum() for name, vector in tensors.items()}
     for first, second in pairwise(tensors):
         directions[f"{first} against {second}"] = means[first] - means[second]
     for name, places in layout.items():
-        directions |= _row_and_column_sums(name, places, size)
+        for number, row in _rows(places):
+            directions[f"row {number} of {name}"] = _part(ones, row)
+        for number, column in _columns(places):
+            directions[f"column {number} of {name}"] = _part(ones, column)
     return directions
 
 
@@ -143,9 +146,8 @@ def restrictions(name: str, vector: Array, layout: Layout) -> dict[str, Array]:
     parts = {name: vector}
     for tensor, places in layout.items():
         parts[f"{name} in {tensor}"] = _part(vector, places.ravel())
-        if places.ndim > 1:
-            for number, row in enumerate(places.reshape(len(places), -1)[:MOST_SUMS]):
-                parts[f"{name} in row {number + 1} of {tensor}"] = _part(vector, row)
+        for number, row in _rows(places):
+            parts[f"{name} in row {number} of {tensor}"] = _part(vector, row)
     return parts
 
 
@@ -173,22 +175,13 @@ def _part(vector: Array, places: npt.NDArray[np.int64]) -> Array:
     return part
 
 
-def _indicator(places: npt.NDArray[np.int64], size: int) -> Array:
-    vector = np.zeros(size)
-    vector[places] = 1.0
-    return vector
-
-
-def _row_and_column_sums(name: str, places: npt.NDArray[np.int64], size: int) -> dict[str, Array]:
+def _rows(places: npt.NDArray[np.int64]) -> list[tuple[int, npt.NDArray[np.int64]]]:
+    """Number the first rows of a tensor, from 1; a vector has none."""
     if places.ndim < 2:
-        return {}
-    matrix = places.reshape(len(places), -1)
-    rows = {
-        f"row {number + 1} of {name}": _indicator(row, size)
-        for number, row in enumerate(matrix[:MOST_SUMS])
-    }
-    columns = {
-        f"column {number + 1} of {name}": _indicator(column, size)
-        for number, column in enumerate(matrix.T[:MOST_SUMS])
-    }
-    return rows | columns
+        return []
+    return list(enumerate(places.reshape(len(places), -1)[:MOST_SUMS], start=1))
+
+
+def _columns(places: npt.NDArray[np.int64]) -> list[tuple[int, npt.NDArray[np.int64]]]:
+    """Number the first columns of a tensor, its first axis against all others."""
+    return _rows(places.reshape(len(places), -1).T) if places.ndim > 1 else []

@@ -10,7 +10,7 @@ from fl_dpbayes.audit import gradients
 from fl_dpbayes.audit.canary_site import CanaryRecords, write_canary_site
 from fl_dpbayes.audit.crowd import RECORDS_PER_UNIT
 from fl_dpbayes.audit.plans import loud_plan, own_plan, private_settings
-from fl_dpbayes.audit.reading import Course, read_means
+from fl_dpbayes.audit.reading import Course, read_mean, record_all
 from fl_dpbayes.config import GlobalClipping, Scenario
 from fl_dpbayes.privacy.audit_statistics import Check, Finding, mean_test, verdicts
 
@@ -77,7 +77,7 @@ def audit_one_unit(scenario: Scenario, folder: Path, generator: np.random.Genera
             units=1,
         )
         course = Course(site=site, model=scenario.model, plan=plan, run=1)
-        sums = [reading.mean for reading in read_means(course, vectors, 1)]
+        sums = [read_mean(recording).mean for recording in record_all(course, vectors, 1)]
         findings.append(_length_finding(sums, records))
     return verdicts(
         "one unit",

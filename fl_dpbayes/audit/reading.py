@@ -16,7 +16,6 @@ from fl_dpbayes.audit.requests import Stretch, stretches_of, train_request
 from fl_dpbayes.config import Model, Sampler, TrainingPlan
 from fl_dpbayes.models import build_model
 from fl_dpbayes.privacy import noise_of_steps, read_history
-from fl_dpbayes.privacy.audit_statistics import Check
 from fl_dpbayes.protocol import Arrays, TrainReply, prefixed, without_prefix
 from fl_dpbayes.samplers import Algorithm, ChainState, build_algorithm, state_arrays, to_state
 from fl_dpbayes.samplers.state_vectors import state_vectors
@@ -134,7 +133,6 @@ class Reading:
         noise_std: Standard deviation of the noise in y: sqrt(sum v_k^2 sigma_k^2).
         sampling_rate: q, as the ledger accounts for it.
         rounding: Of each entry of y by float32, shape of y.
-        sample_difference: As of the recording.
     """
 
     mean: Array
@@ -142,7 +140,6 @@ class Reading:
     noise_std: float
     sampling_rate: float
     rounding: Array
-    sample_difference: float
 
 
 @dataclass(frozen=True)
@@ -157,7 +154,6 @@ class Steps:
             linear in the sums.
         covered: Whether the last bits of a state are the noise's, shape (T, d): not where the step
             nearly ends at 0.
-        sample_difference: Largest difference of the last kept sample from the released state.
         moment_difference: Of what states hold beside their position from what follows from the
             sums, over its length.
     """
@@ -167,7 +163,6 @@ class Steps:
     resolution: Array
     states: npt.NDArray[np.float32]
     covered: npt.NDArray[np.bool_]
-    sample_difference: float
     moment_difference: float
 
 
@@ -217,6 +212,23 @@ def record(course: Course, start: Mapping[str, Array], stretch: Stretch) -> Reco
     )
 
 
+def record_all(course: Course, start: Mapping[str, Array], length: int) -> list[Recording]:
+    """Have a site train every stretch of a plan, each from one start.
+
+    Args:
+        course: The run.
+        start: As of `record`.
+        length: Steps of each request.
+
+    Returns:
+        A recording of each stretch.
+
+    Raises:
+        UserError: If the site does not train.
+    """
+    return [record(course, start, stretch) for stretch in stretches_of(course.plan, length)]
+
+
 def read_mean(recording: Recording) -> Reading:
     """Read the weighted mean of a stretch's noisy sums off the state that it ends in.
 
@@ -244,26 +256,7 @@ def read_mean(recording: Recording) -> Reading:
         noise_std=float(np.linalg.norm(weights * recording.noise_multipliers)),
         sampling_rate=recording.sampling_rate,
         rounding=(resolution + ROUNDING * np.abs(pull)) * scale,
-        sample_difference=recording.sample_difference,
     )
-
-
-def read_means(course: Course, start: Mapping[str, Array], length: int) -> list[Reading]:
-    """Ask for every stretch of a plan from one start, and read the mean of each.
-
-    Args:
-        course: The run.
-        start: As of `record`, of every request.
-        length: Steps of each request.
-
-    Returns:
-        A reading of each stretch.
-
-    Raises:
-        UserError: If the site does not train.
-    """
-    stretches = stretches_of(course.plan, length)
-    return [read_mean(record(course, start, stretch)) for stretch in stretches]
 
 
 def shows_every_step(plan: TrainingPlan) -> bool:
@@ -278,33 +271,27 @@ def shows_every_step(plan: TrainingPlan) -> bool:
     return not (plan.sampler.rescales or plan.sampler.draws_samples)
 
 
-def read_requests(course: Course, start: Mapping[str, Array], length: int) -> Steps:
-    """Ask for every stretch of a plan from one start, and read every step.
-
-    Args:
-        course: The run; its plan keeps every step.
-        start: As of `record`, of every request.
-        length: Steps of each request; 1 where samples do not show every step.
-
-    Returns:
-        All steps, one after the other.
-
-    Raises:
-        UserError: If the site does not train.
-    """
-    stretches = stretches_of(course.plan, length)
-    return _joined([read_steps(record(course, start, stretch)) for stretch in stretches])
-
-
-def read_steps(recording: Recording) -> Steps:
+def read_steps(recordings: Sequence[Recording]) -> Steps:
     """Read the noisy sum of every step off the states between them.
 
     Args:
-        recording: Of one step, or of a sampler whose samples are its positions, all kept.
+        recordings: Of one step each, or of a sampler whose samples are its positions, all kept.
 
     Returns:
-        Each step.
+        All steps, one after the other.
     """
+    stretches = [_read_stretch(recording) for recording in recordings]
+    return Steps(
+        sums=np.concatenate([steps.sums for steps in stretches]),
+        noise_multipliers=np.concatenate([steps.noise_multipliers for steps in stretches]),
+        resolution=np.concatenate([steps.resolution for steps in stretches]),
+        states=np.concatenate([steps.states for steps in stretches]),
+        covered=np.concatenate([steps.covered for steps in stretches]),
+        moment_difference=max(steps.moment_difference for steps in stretches),
+    )
+
+
+def _read_stretch(recording: Recording) -> Steps:
     sampler = recording.sampler
     algorithm = recording.algorithm
     # Adam's position is not linear in the sums, but its first moment is.
@@ -337,7 +324,6 @@ def read_steps(recording: Recording) -> Steps:
         resolution=resolution,
         states=released[:, :0] if sampler.rescales else released,
         covered=covered,
-        sample_difference=recording.sample_difference,
         moment_difference=_moment_difference(state, recording),
     )
 
@@ -359,18 +345,6 @@ def _moment_difference(expected: ChainState, recording: Recording) -> float:
         difference = float((recording.after[name].double() - vector).norm())
         largest = max(largest, difference / max(float(vector.norm()), LEAST_LENGTH))
     return largest
-
-
-def _joined(stretches: Sequence[Steps]) -> Steps:
-    return Steps(
-        sums=np.concatenate([steps.sums for steps in stretches]),
-        noise_multipliers=np.concatenate([steps.noise_multipliers for steps in stretches]),
-        resolution=np.concatenate([steps.resolution for steps in stretches]),
-        states=np.concatenate([steps.states for steps in stretches]),
-        covered=np.concatenate([steps.covered for steps in stretches]),
-        sample_difference=max(steps.sample_difference for steps in stretches),
-        moment_difference=max(steps.moment_difference for steps in stretches),
-    )
 
 
 def _rows(arrays: Arrays) -> npt.NDArray[np.float32]:
@@ -399,22 +373,3 @@ def _coefficients(recording: Recording) -> Array:
         state = recording.algorithm.step(state, gradient, float(step_size))
     moved = state.vectors["first_moment"] if sampler.rescales else -state.parameters
     return moved.numpy()
-
-
-def sample_check(part: str, difference: float) -> Check:
-    """Decide whether kept samples are the states that were released.
-
-    Args:
-        part: Of the mechanism.
-        difference: Largest one of all requests.
-
-    Returns:
-        A check that finds one bit.
-    """
-    return Check(
-        part=part,
-        what="a kept sample is the released state, to the last bit",
-        value=difference,
-        limit=0.0,
-        finds="one bit",
-    )

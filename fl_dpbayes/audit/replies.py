@@ -19,15 +19,10 @@ from fl_dpbayes.audit.canary_site import CanarySite
 from fl_dpbayes.audit.exchanges import Exchange, list_exchanges
 from fl_dpbayes.audit.gradients import synthetic_records
 from fl_dpbayes.config import Scenario, SiteFile, outside_text
-from fl_dpbayes.files import Message
 from fl_dpbayes.privacy import planned_stretch
 from fl_dpbayes.privacy.audit_statistics import Check, correlation_tests, verdicts
 from fl_dpbayes.protocol import (
-    EvaluateReply,
-    RecalibrateReply,
     RecalibrateRequest,
-    SiteCard,
-    TrainReply,
     TrainRequest,
     read_header,
     request_digest,
@@ -42,12 +37,6 @@ HELD = {"fewer": 36, "more": 44}
 MOST_DIFFERENCES = 3
 # Fewer numbers are too few for a correlation.
 LEAST_NUMBERS = 3
-REPLIES: dict[str, type[Message]] = {
-    "query": SiteCard,
-    "train": TrainReply,
-    "train.recalibrate": RecalibrateReply,
-    "evaluate": EvaluateReply,
-}
 DECLARED_VALUES = (
     "replies hold the declared fields, arrays and metrics, with the declared "
     "values, and nothing else"
@@ -204,7 +193,7 @@ def _undeclared(file: SiteFile, exchange: Exchange, answer: Answer) -> Iterator[
             yield "a refusal holds more than code and field"
         return
     try:
-        if write_header(read_header(REPLIES[exchange.kind], answer.text)) != answer.text:
+        if write_header(read_header(declared.REPLIES[exchange.kind], answer.text)) != answer.text:
             yield "its header is not written as such headers are"
     except ValueError as error:
         yield f"its header is refused: {outside_text(str(error))}"

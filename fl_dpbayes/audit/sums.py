@@ -13,7 +13,7 @@ import numpy.typing as npt
 from fl_dpbayes.audit.crowd import RECORDS_PER_UNIT, Crowd, write_crowd
 from fl_dpbayes.audit.noise_questions import mean_noise_std
 from fl_dpbayes.audit.plans import loud_plan, own_plan
-from fl_dpbayes.audit.reading import Course, Reading, read_means, sample_check
+from fl_dpbayes.audit.reading import Course, Reading, read_mean, record_all
 from fl_dpbayes.config import Scenario
 from fl_dpbayes.privacy import audit_statistics as statistics
 from fl_dpbayes.privacy.audit_statistics import Check, Questions, mean_test, variance_test
@@ -98,8 +98,6 @@ def audit_sums(scenario: Scenario, folder: Path, generator: np.random.Generator)
         questions |= _contribution_questions(crowd, full_batches)
         part = f"units of {records} record{'s'[: records - 1]}"
         checks += statistics.verdicts(part, questions, FALSE_ALARM / len(RECORDS_PER_UNIT))
-        differences = [count.reading.sample_difference for count in full_batches]
-        checks.append(sample_check(part, max(differences)))
     return checks
 
 
@@ -119,7 +117,8 @@ def _count_units(
     course = Course(site=crowd.site, model=scenario.model, plan=plan, run=run)
     inverse = np.linalg.pinv(crowd.shares)
     rows = []
-    for reading in read_means(course, crowd.start, length):
+    for recording in record_all(course, crowd.start, length):
+        reading = read_mean(recording)
         counts = reading.mean @ inverse
         squares = float(np.square(reading.mean - counts @ crowd.shares).sum())
         rows.append(Count(reading=reading, counts=counts, residual=squares / reading.noise_std**2))
