@@ -15,10 +15,11 @@ from rich.table import Table
 from fl_dpbayes.audit.canaries import CONFIDENCE, CanaryAudit, audit_canaries
 from fl_dpbayes.audit.counts import audit_counts
 from fl_dpbayes.audit.noise import audit_noise
-from fl_dpbayes.audit.one_unit import audit_one_unit, audit_rounding
+from fl_dpbayes.audit.one_unit import audit_one_unit
 from fl_dpbayes.audit.own_releases import audit_own_releases
-from fl_dpbayes.audit.reading import private_settings
+from fl_dpbayes.audit.plans import private_settings
 from fl_dpbayes.audit.replies import audit_replies
+from fl_dpbayes.audit.rounding import audit_rounding
 from fl_dpbayes.audit.sums import audit_sums
 from fl_dpbayes.audit.unseen import not_looked_at
 from fl_dpbayes.audit.within import audit_within
@@ -37,26 +38,6 @@ ATTACKS: dict[str, Callable[[Scenario, Path, np.random.Generator], list[Check]]]
     "own": audit_own_releases,
     "replies": audit_replies,
 }
-
-# What the checks of an audit are named by.
-PARTS = frozenset(
-    {
-        "noise of training",
-        "noise within a request",
-        "units of 1 record",
-        "units of 3 records",
-        "one unit",
-        "isotonic recalibration",
-        "recalibration by descent",
-        "noised evaluation",
-        "public evaluation",
-        "a new hospital's releases",
-        "replies",
-        "fresh noise",
-        "rounding",
-        "epsilon",
-    }
-)
 
 
 def audit_scenario(

@@ -11,15 +11,14 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from fl_dpbayes.audit.canary_site import CanaryRecords, write_canary_site
-from fl_dpbayes.audit.reading import Course, own_plan, train
+from fl_dpbayes.audit.plans import own_plan
+from fl_dpbayes.audit.reading import Course, Steps, read_steps, record
+from fl_dpbayes.audit.requests import Stretch
 from fl_dpbayes.config import FLAT, SGLD, GaussianPrior, LogisticModel, Scenario, Task, TrainingPlan
-from fl_dpbayes.models import model_shapes, prior_gradient
-from fl_dpbayes.privacy import GaussianEvent, gdp_mu, noise_of_steps, read_history, solve_plan
+from fl_dpbayes.privacy import GaussianEvent, gdp_mu, solve_plan
 from fl_dpbayes.privacy import audit_statistics as statistics
-from fl_dpbayes.protocol import Arrays, TrainReply, prefixed
 from fl_dpbayes.schedules import planned_step_sizes
 
 Array = npt.NDArray[np.float64]
@@ -40,7 +39,7 @@ LOGIT_GAP = 30.0
 NOISE_DEVIATIONS = 6.0
 # A prior that pulls more strongly than this leaves nothing of the weights.
 LEAST_DECAY = 1e-3
-WEIGHT = "1.weight"
+CLASSES = 2
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,6 @@ class CanaryAudit:
                 what=f"lower bound on epsilon ({name})",
                 value=bound,
                 limit=self.claimed,
-                relation="at most",
             )
             for name, bound in bounds.items()
         ]
@@ -128,16 +126,10 @@ def audit_canaries(
     start = _start_weights(
         plan=plan, task=site.task, sigmas=sigmas[:steps], units=sizes.units, length=length
     )
-    reply, released = train(
-        Course(site=site, model=LogisticModel(), plan=plan, run=1),
-        prefixed("parameters", start),
-        round_number=1,
-        first_step=0,
-        steps=steps,
-    )
-    # The weights before and after each step, shape (steps + 1, 2, inputs).
-    states = np.concatenate([start[WEIGHT][None], released[f"samples/{WEIGHT}"]]).astype(np.float64)
-    scores = _scores(reply=reply, states=states, plan=plan, canaries=sizes.canaries, length=length)
+    course = Course(site=site, model=LogisticModel(), plan=plan, run=1)
+    recording = record(course, {"parameters": start}, Stretch(1, first_step=0, steps=steps))
+    reply = recording.reply
+    scores = _scores(read_steps([recording]), plan=plan, canaries=sizes.canaries, length=length)
     certified = plan.privacy.sampling_rate == 1
     # A proof needs a threshold that was fixed beforehand. Under subsampling less noise than claimed
     # lowers all ratios together, and the middle of the scores follows them.
@@ -195,10 +187,9 @@ def _canary_records(included: npt.NDArray[np.bool_], silent: int, length: float)
     features[np.arange(len(canaries)), canaries] = length
     features[len(canaries) :, -1] = length
     return CanaryRecords(
-        task=Task(input_shape=(columns,), classes=2),
+        task=Task(input_shape=(columns,), classes=CLASSES),
         features=features,
         labels=np.ones(len(features), np.int64),
-        units=[f"unit-{number}" for number in range(len(features))],
     )
 
 
@@ -214,7 +205,7 @@ def _audited_steps(plan: TrainingPlan, sigmas: Array) -> int:
 
 def _start_weights(
     plan: TrainingPlan, task: Task, sigmas: Array, units: int, length: float
-) -> Arrays:
+) -> Array:
     """Set weights by which canaries stay wrongly, and silent records rightly, predicted."""
     privacy = plan.privacy
     step_sizes = planned_step_sizes(plan)[: len(sigmas)]
@@ -227,32 +218,20 @@ def _start_weights(
     if isinstance(prior, GaussianPrior):
         decay = float(np.prod(1 - step_sizes * plan.prior_share / (units * prior.scale**2)))
     height = (LOGIT_GAP / (2 * length) + drift) / max(LEAST_DECAY, decay)
-    weights = np.full(task.input_shape[0], height, np.float32)
+    weights = np.full(task.input_shape[0], height)
     weights[-1] = -height
-    zeros = {
-        name: np.zeros(shape, np.float32)
-        for name, shape in model_shapes(LogisticModel(), task).items()
-    }
-    return zeros | {WEIGHT: np.stack([weights, -weights])}
+    return np.concatenate([weights, -weights, np.zeros(CLASSES)])
 
 
-def _scores(
-    reply: TrainReply, states: Array, plan: TrainingPlan, canaries: int, length: float
-) -> Array:
-    """Score how likely each canary was in, from the noisy sums of all steps.
-
-    G_t + sigma_t C xi_t = (w_t - w_{t+1}) B / a_t + (B s / n) grad log p(w_t)
-    """
+def _scores(steps: Steps, plan: TrainingPlan, canaries: int, length: float) -> Array:
+    """Score how likely each canary was in, from the noisy sums of all steps."""
     privacy = plan.privacy
-    units = reply.privacy.units
-    step_sizes = planned_step_sizes(plan)[: len(states) - 1, None, None]
-    prior = prior_gradient(plan.sampler.prior, torch.from_numpy(states[:-1])).numpy()
-    pull = plan.prior_share / units * prior
-    sums = ((states[:-1] - states[1:]) / step_sizes + pull) * privacy.sampling_rate * units
-    sigmas = noise_of_steps(read_history(reply.privacy.history))[: len(step_sizes)]
+    noise_std = steps.noise_multipliers * privacy.noise_unit
+    # Behind the weights lie the biases.
+    weights = steps.sums[:, :-CLASSES].reshape(len(steps.sums), CLASSES, -1)[:, :, :canaries]
     return statistics.log_likelihood_ratios(
-        (sums[:, 0, :canaries] - sums[:, 1, :canaries]) / math.sqrt(2),
+        (weights[:, 0] - weights[:, 1]) * noise_std[:, None] / math.sqrt(2),
         signal=privacy.noise_unit * length / math.hypot(length, 1.0),
-        noise_std=sigmas * privacy.noise_unit,
+        noise_std=noise_std,
         sampling_rate=privacy.sampling_rate,
     )

@@ -32,6 +32,8 @@ UNLIMITED = 1e12
 KEY = "0" * 32
 # No unit is kept from training.
 WHOLE = Split(test_fraction=0.0, key=KEY)
+# Part of a parted site -> keyed scores [low, high) of the units that belong to it.
+PARTS = {"test": (0.0, 0.3), "recalibration": (0.3, 0.6), "training": (0.6, 1.0)}
 
 
 @dataclass(frozen=True)
@@ -42,13 +44,20 @@ class CanaryRecords:
         task: Their shape and classes.
         features: Shape (N, *shape), float32 or uint8 grey levels.
         labels: Shape (N,).
-        units: Name of each record's privacy unit, N of them.
+        units: Name of each record's privacy unit, N of them; None if each record is a unit.
     """
 
     task: Task
     features: npt.NDArray
     labels: npt.NDArray[np.int64]
-    units: Sequence[str]
+    units: Sequence[str] | None = None
+
+    @property
+    def unit_names(self) -> list[str]:
+        """The name of each record's privacy unit."""
+        if self.units is None:
+            return [f"unit-{number}" for number in range(len(self.labels))]
+        return list(self.units)
 
 
 @dataclass(frozen=True)
@@ -108,7 +117,7 @@ def write_canary_site(
         archive,
         features=records.features,
         labels=records.labels,
-        units=np.array(records.units),
+        units=np.array(records.unit_names),
     )
     source = sources.Arrays(
         path=archive, input_shape=records.task.input_shape, classes=records.task.classes
@@ -154,22 +163,71 @@ def willing(**changes: object) -> Policy:
     return policy.model_copy(update=changes)
 
 
-def unit_names(shares: dict[str, tuple[float, float]], count: int) -> dict[str, list[str]]:
-    """Find names of units that a site's split puts into each part.
+def write_parted_site(
+    folder: Path,
+    scenario: Scenario,
+    records: CanaryRecords,
+    units: int,
+    *,
+    delta: float,
+    **policy: object,
+) -> CanarySite:
+    """Write a site that has each of PARTS and releases noised evaluations.
 
     Args:
-        shares: Part -> range [low, high) of keyed scores that belong to it.
+        folder: To be made.
+        scenario: As of `write_canary_site`.
+        records: That it holds, of units that `names_by_part` gives.
+        units: n that it declares for each part.
+        delta: Of the ledger.
+        **policy: Further fields of its policy.
+
+    Returns:
+        The site, its ledger empty.
+    """
+    noised = {"evaluation_release": "noised", "min_evaluation_noise_multiplier": 0.1}
+    return write_canary_site(
+        folder,
+        scenario,
+        records,
+        units,
+        delta=delta,
+        policy=willing(**noised, **policy),
+        split=Split(test_fraction=0.3, recalibration_fraction=0.3, key=KEY),
+    )
+
+
+def names_by_part(count: int) -> dict[str, list[str]]:
+    """Find names of units that the split of a parted site puts into each part.
+
+    Args:
         count: Names of each part.
 
     Returns:
         Part -> names.
     """
-    names = np.array([f"unit-{number}" for number in range(20 * count * len(shares))])
+    names = np.array([f"unit-{number}" for number in range(20 * count * len(PARTS))])
     scores = unit_scores(names.tolist(), bytes.fromhex(KEY))
     return {
         part: names[(low <= scores) & (scores < high)][:count].tolist()
-        for part, (low, high) in shares.items()
+        for part, (low, high) in PARTS.items()
     }
+
+
+def with_public_evaluations(site: CanarySite) -> CanarySite:
+    """Write a second file of a site, which lets exact sums of test records out.
+
+    Args:
+        site: Of any policy.
+
+    Returns:
+        The same site with that file.
+    """
+    policy = site.file.policy.model_copy(update={"evaluation_release": "public"})
+    file = site.file.model_copy(update={"policy": policy})
+    path = site.path.with_name("public.toml")
+    write_site_file(file, path)
+    return CanarySite(path, file)
 
 
 def ask(

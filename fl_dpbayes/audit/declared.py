@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from fl_dpbayes.files import Message
+from fl_dpbayes.protocol import EvaluateReply, RecalibrateReply, SiteCard, TrainReply
+
 # machine: what computes, and how fast it does on made-up rows. echo: said in the request. site
 # file: a constant that the hospital wrote. account: what the ledger has counted, nothing of
 # records. head: a hash of the ledger's entries. plan: follows from the plan and the account.
@@ -24,6 +27,13 @@ class Declared:
     looked_at: str = "replies"
 
 
+# Message kind -> header of its reply.
+REPLIES: dict[str, type[Message]] = {
+    "query": SiteCard,
+    "train": TrainReply,
+    "train.recalibrate": RecalibrateReply,
+    "evaluate": EvaluateReply,
+}
 ECHO = Declared("echo")
 SITE_FILE = Declared("site file")
 ACCOUNT = Declared("account")

@@ -1,4 +1,4 @@
-"""Directions along which an auditor looks at noise: sums of a model's numbers, and random ones."""
+"""Where the numbers of a model lie, and directions along which an auditor looks at their noise."""
 
 import math
 from collections.abc import Mapping
@@ -6,6 +6,10 @@ from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
+import torch
+
+from fl_dpbayes.config import Scenario
+from fl_dpbayes.models import model_shapes, vector_views
 
 Array = npt.NDArray[np.float64]
 Layout = Mapping[str, npt.NDArray[np.int64]]
@@ -18,6 +22,60 @@ RANDOM = 12
 NEAREST = 32
 
 
+def state_size(scenario: Scenario) -> int:
+    """Return the number d of the model's parameters.
+
+    Args:
+        scenario: Whose model it is.
+
+    Returns:
+        d > 0.
+    """
+    shapes = model_shapes(scenario.model, scenario.data.source.task)
+    return sum(math.prod(shape) for shape in shapes.values())
+
+
+def noise_layout(scenario: Scenario) -> dict[str, npt.NDArray[np.int64]]:
+    """Return where the numbers of each tensor lie in what is read.
+
+    Args:
+        scenario: Whose model and sampler decide.
+
+    Returns:
+        Tensor -> places, in its own shape.
+    """
+    size = state_size(scenario)
+    shapes = model_shapes(scenario.model, scenario.data.source.task)
+    views = vector_views(torch.arange(size), shapes)
+    layout = {name: view.numpy() for name, view in views.items()}
+    if "spread" in scenario.sampler.position:
+        layout |= {f"spread of {name}": places + size for name, places in layout.items()}
+    return layout
+
+
+def tested_layout(
+    layout: Layout, tested: npt.NDArray[np.bool_]
+) -> dict[str, npt.NDArray[np.int64]]:
+    """Number the tested places anew.
+
+    Args:
+        layout: Tensor -> places of its numbers, in its own shape.
+        tested: Which places are, shape (d,).
+
+    Returns:
+        Tensor -> its tested places among all that are; where some are not, in one dimension.
+    """
+    numbers = np.cumsum(tested) - 1
+    new_layout = {}
+    for name, places in layout.items():
+        inside = tested[places]
+        if inside.all():
+            new_layout[name] = numbers[places]
+        elif inside.any():
+            new_layout[name] = numbers[places[inside]]
+    return new_layout
+
+
 def named_directions(layout: Layout, size: int) -> dict[str, Array]:
     """Return sums of all numbers, of each tensor, row and column, and differences of tensors.
 
@@ -28,19 +86,22 @@ def named_directions(layout: Layout, size: int) -> dict[str, Array]:
     Returns:
         Name -> direction of shape (d,).
     """
-    numbers = np.arange(size)
+    ones = np.ones(size)
     directions = {
-        "the sum of all": np.ones(size),
-        "the alternating sum": np.where(numbers % 2 == 0, 1.0, -1.0),
+        "the sum of all": ones,
+        "the alternating sum": np.where(np.arange(size) % 2 == 0, 1.0, -1.0),
     }
-    tensors = {name: _indicator(places.ravel(), size) for name, places in layout.items()}
+    tensors = {name: _part(ones, places.ravel()) for name, places in layout.items()}
     if len(tensors) > 1:
         directions |= {f"the sum of {name}": vector for name, vector in tensors.items()}
     means = {name: vector / vector.sum() for name, vector in tensors.items()}
     for first, second in pairwise(tensors):
         directions[f"{first} against {second}"] = means[first] - means[second]
     for name, places in layout.items():
-        directions |= _row_and_column_sums(name, places, size)
+        for number, row in _rows(places):
+            directions[f"row {number} of {name}"] = _part(ones, row)
+        for number, column in _columns(places):
+            directions[f"column {number} of {name}"] = _part(ones, column)
     return directions
 
 
@@ -48,13 +109,15 @@ def random_directions(size: int, generator: np.random.Generator) -> dict[str, Ar
     """Draw directions of random signs on 2, 4, 16, ... and all numbers, and normal ones.
 
     Args:
-        size: d > 1.
+        size: d, of all numbers.
         generator: Draws signs, places and normal numbers.
 
     Returns:
-        Name -> direction of shape (d,).
+        Name -> direction of shape (d,); none where there is but one number.
     """
     directions: dict[str, Array] = {}
+    if size < 2:
+        return directions
     scales = {min(size, 2)}
     for power in range(1, math.ceil(math.log(size, 4)) + 1):
         scales.add(min(size, 4**power))
@@ -83,9 +146,8 @@ def restrictions(name: str, vector: Array, layout: Layout) -> dict[str, Array]:
     parts = {name: vector}
     for tensor, places in layout.items():
         parts[f"{name} in {tensor}"] = _part(vector, places.ravel())
-        if places.ndim > 1:
-            for number, row in enumerate(places.reshape(len(places), -1)[:MOST_SUMS]):
-                parts[f"{name} in row {number + 1} of {tensor}"] = _part(vector, row)
+        for number, row in _rows(places):
+            parts[f"{name} in row {number} of {tensor}"] = _part(vector, row)
     return parts
 
 
@@ -113,22 +175,13 @@ def _part(vector: Array, places: npt.NDArray[np.int64]) -> Array:
     return part
 
 
-def _indicator(places: npt.NDArray[np.int64], size: int) -> Array:
-    vector = np.zeros(size)
-    vector[places] = 1.0
-    return vector
-
-
-def _row_and_column_sums(name: str, places: npt.NDArray[np.int64], size: int) -> dict[str, Array]:
+def _rows(places: npt.NDArray[np.int64]) -> list[tuple[int, npt.NDArray[np.int64]]]:
+    """Number the first rows of a tensor, from 1; a vector has none."""
     if places.ndim < 2:
-        return {}
-    matrix = places.reshape(len(places), -1)
-    rows = {
-        f"row {number + 1} of {name}": _indicator(row, size)
-        for number, row in enumerate(matrix[:MOST_SUMS])
-    }
-    columns = {
-        f"column {number + 1} of {name}": _indicator(column, size)
-        for number, column in enumerate(matrix.T[:MOST_SUMS])
-    }
-    return rows | columns
+        return []
+    return list(enumerate(places.reshape(len(places), -1)[:MOST_SUMS], start=1))
+
+
+def _columns(places: npt.NDArray[np.int64]) -> list[tuple[int, npt.NDArray[np.int64]]]:
+    """Number the first columns of a tensor, its first axis against all others."""
+    return _rows(places.reshape(len(places), -1).T) if places.ndim > 1 else []

@@ -8,7 +8,7 @@ import numpy.typing as npt
 import torch
 
 from fl_dpbayes.audit.canary_site import WHOLE, willing
-from fl_dpbayes.audit.reading import private_settings
+from fl_dpbayes.audit.plans import private_settings
 from fl_dpbayes.config import (
     AnyPrivacyPlan,
     AutomaticClipping,

@@ -6,19 +6,20 @@ that every sigma_t is the scenario's.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from fl_dpbayes.audit.canary_site import CanaryRecords, CanarySite, write_canary_site
-from fl_dpbayes.audit.noise_questions import again_question, noise_questions, tested_layout
-from fl_dpbayes.audit.reading import Course, Reading, own_plan, read_stretch, with_step_size
+from fl_dpbayes.audit.directions import noise_layout, state_size, tested_layout
+from fl_dpbayes.audit.noise_questions import LARGEST_ROUNDING, again_question, noise_questions
+from fl_dpbayes.audit.plans import own_plan, with_step_size
+from fl_dpbayes.audit.reading import Course, read_mean, record
+from fl_dpbayes.audit.requests import Stretch
+from fl_dpbayes.audit.silent import UNITS, silent_site, silent_start
 from fl_dpbayes.config import PrivacyPlan, Scenario, TrainingPlan
-from fl_dpbayes.models import model_shapes, vector_views
 from fl_dpbayes.privacy import solve_plan
 from fl_dpbayes.privacy.audit_statistics import (
     Check,
@@ -33,10 +34,6 @@ from fl_dpbayes.schedules import planned_step_sizes
 Array = npt.NDArray[np.float64]
 
 FALSE_ALARM = 1e-5
-# Units that the silent site declares, and holds: noise that follows from the real number would
-# show.
-UNITS = 20
-HELD = 17
 MOST_CHAINS = 8
 THIRDS = ("early", "middle", "late")
 # Numbers of noise that each third of each chain is tested on, one step at a time, as far as it has
@@ -47,36 +44,22 @@ MOST_SINGLES = 24
 LONGEST_STRETCH = 8
 # How far a coordinate moves in a step.
 MOVE = 1e-5
-# Where it starts: far enough from 0 that a prior's gradient keeps its sign.
-START = 2e-4
-# exp(-10000) is zero in float32: a record of the favoured class has a gradient of exactly zero.
-SILENT_LOGIT = 1e4
-# Of a coordinate whose rounding reaches this share of its noise, the rounding would be tested, not
-# the noise.
-LARGEST_ROUNDING = 0.01
 PLACE = "the scenario's plan"
 
 
 @dataclass(frozen=True)
-class Stretch:
+class PlacedSteps:
     """Steps that are asked for in one request.
 
     Attributes:
-        chain: From 0.
-        third: Of the chain, of THIRDS.
+        place: The chain and the third of it that they belong to.
         first_step: Of the plan, from 0.
         steps: One or more.
     """
 
-    chain: int
-    third: str
+    place: str
     first_step: int
     steps: int
-
-    @property
-    def place(self) -> str:
-        """The part of the plan that it belongs to."""
-        return f"chain {self.chain + 1} {self.third}"
 
 
 @dataclass(frozen=True)
@@ -85,7 +68,7 @@ class NoiseReading:
 
     Attributes:
         label: Its place, steps, site and run.
-        place: The part of the plan that its stretch belongs to.
+        place: As of its steps.
         noise: N(0, 1) at a sound site, shape (d,), 0 where it is not tested.
         tested: Where rounding is small beside the noise, shape (d,).
         resolution: Distance of the numbers that float32 lets the noise take, shape (d,).
@@ -117,11 +100,11 @@ def audit_noise(
     plan = still_plan(scenario, units)
     first_site = silent_site(folder / "site-1", scenario, delta=plan.privacy.delta)
     second_site = silent_site(folder / "site-2", scenario, delta=plan.privacy.delta)
-    stretches = list(_stretches(plan, state_size(scenario)))
+    requests = list(_requests(plan, state_size(scenario)))
     # Ten or more chains: their labels begin as that of the first, and are read again too.
-    repeated = [stretch for stretch in stretches if stretch.place.startswith("chain 1")]
+    repeated = [steps for steps in requests if steps.place.startswith("chain 1")]
     readings = [
-        *_read_noise(Course(first_site, scenario.model, plan, run=1), scenario, stretches),
+        *_read_noise(Course(first_site, scenario.model, plan, run=1), scenario, requests),
         *_read_noise(Course(first_site, scenario.model, plan, run=2), scenario, repeated),
         *_read_noise(Course(second_site, scenario.model, plan, run=1), scenario, repeated),
     ]
@@ -162,79 +145,7 @@ def still_plan(scenario: Scenario, units: int) -> TrainingPlan:
     return with_step_size(plan, small_steps).model_copy(update={"privacy": still_privacy})
 
 
-def silent_site(folder: Path, scenario: Scenario, *, delta: float) -> CanarySite:
-    """Write a site of black records of class 0, fewer than it declares.
-
-    Args:
-        folder: To write it into.
-        scenario: Whose task it has.
-        delta: Of its ledger.
-
-    Returns:
-        A site of HELD units that declares UNITS.
-    """
-    task = scenario.data.source.task
-    records = CanaryRecords(
-        task=task,
-        features=np.zeros((HELD, *task.input_shape), np.uint8),
-        labels=np.zeros(HELD, np.int64),
-        units=[f"unit-{number}" for number in range(HELD)],
-    )
-    return write_canary_site(folder, scenario, records, UNITS, delta=delta)
-
-
-def state_size(scenario: Scenario) -> int:
-    """Return the number d of the model's parameters.
-
-    Args:
-        scenario: Whose model it is.
-
-    Returns:
-        d > 0.
-    """
-    shapes = model_shapes(scenario.model, scenario.data.source.task)
-    return sum(math.prod(shape) for shape in shapes.values())
-
-
-def silent_start(scenario: Scenario, *, low_biases: bool) -> dict[str, Array]:
-    """Return a state in which records of class 0 have no gradient.
-
-    Args:
-        scenario: Whose model it is for.
-        low_biases: Whether the biases of all classes but 0 are low; else that of class 0 is high.
-
-    Returns:
-        Parameters and spread, shape (d,) each.
-    """
-    vector = np.full(state_size(scenario), START)
-    # The last parameter is the output layer's bias; every record is of class 0.
-    bias = vector[-scenario.data.source.task.classes :]
-    if low_biases:
-        bias[1:] = -SILENT_LOGIT
-    else:
-        bias[0] = SILENT_LOGIT
-    return {"parameters": vector, "spread": np.full(len(vector), START)}
-
-
-def noise_layout(scenario: Scenario) -> dict[str, npt.NDArray[np.int64]]:
-    """Return where the numbers of each tensor lie in what is read.
-
-    Args:
-        scenario: Whose model and sampler decide.
-
-    Returns:
-        Tensor -> places, in its own shape.
-    """
-    size = state_size(scenario)
-    shapes = model_shapes(scenario.model, scenario.data.source.task)
-    views = vector_views(torch.arange(size), shapes)
-    layout = {name: view.numpy() for name, view in views.items()}
-    if "spread" in scenario.sampler.position:
-        layout |= {f"spread of {name}": places + size for name, places in layout.items()}
-    return layout
-
-
-def _stretches(plan: TrainingPlan, size: int) -> Iterator[Stretch]:
+def _requests(plan: TrainingPlan, size: int) -> Iterator[PlacedSteps]:
     """Choose single steps of each third of each chain, and one longer stretch behind them."""
     length = plan.chain_steps
     edges = [0, length // 3, 2 * length // 3, length]
@@ -242,6 +153,7 @@ def _stretches(plan: TrainingPlan, size: int) -> Iterator[Stretch]:
     spread_out = np.linspace(0, plan.chains - 1, min(plan.chains, MOST_CHAINS))
     for chain in sorted({round(number) for number in spread_out}):
         for third, low, high in zip(THIRDS, edges[:-1], edges[1:], strict=True):
+            place = f"chain {chain + 1} {third}"
             steps = list(range(chain * length + low, chain * length + high))
             if third == THIRDS[-1]:
                 # The chain's very last step is among the single ones.
@@ -251,52 +163,34 @@ def _stretches(plan: TrainingPlan, size: int) -> Iterator[Stretch]:
                 single_steps = steps[:singles]
                 longer = steps[singles:]
             for step in single_steps:
-                yield Stretch(chain=chain, third=third, first_step=step, steps=1)
+                yield PlacedSteps(place, first_step=step, steps=1)
             if len(longer) > 1:
-                yield Stretch(
-                    chain=chain,
-                    third=third,
-                    first_step=longer[0],
-                    steps=min(len(longer), LONGEST_STRETCH),
-                )
+                most = min(len(longer), LONGEST_STRETCH)
+                yield PlacedSteps(place, first_step=longer[0], steps=most)
 
 
 def _read_noise(
-    course: Course, scenario: Scenario, stretches: list[Stretch]
+    course: Course, scenario: Scenario, requests: Sequence[PlacedSteps]
 ) -> Iterator[NoiseReading]:
-    for number, stretch in enumerate(stretches, start=1):
+    for number, request in enumerate(requests, start=1):
         # Each sign leaves other coordinates near 0, where float32 can tell the noise from the
         # start.
-        reading = read_stretch(
-            course,
-            silent_start(scenario, low_biases=number % 2 == 0),
-            round_number=number,
-            first_step=stretch.first_step,
-            steps=stretch.steps,
+        start = silent_start(scenario, low_biases=number % 2 == 0)
+        stretch = Stretch(round_number=number, first_step=request.first_step, steps=request.steps)
+        reading = read_mean(record(course, start, stretch))
+        tested = reading.rounding < LARGEST_ROUNDING * reading.noise_std
+        last_step = request.first_step + request.steps - 1
+        yield NoiseReading(
+            label=(
+                f"{request.place}, steps {request.first_step} to {last_step}, "
+                f"{course.site.file.name}, run {course.run}"
+            ),
+            place=request.place,
+            noise=np.where(tested, reading.mean / reading.noise_std, 0.0),
+            tested=tested,
+            resolution=2 * reading.rounding / reading.noise_std,
+            steps=len(reading.weights),
         )
-        yield _noise_reading(reading, course, stretch)
-
-
-def _noise_reading(reading: Reading, course: Course, stretch: Stretch) -> NoiseReading:
-    last_step = stretch.first_step + stretch.steps - 1
-    tested = reading.rounding < LARGEST_ROUNDING * reading.noise_std
-    return NoiseReading(
-        label=(
-            f"{stretch.place}, steps {stretch.first_step} to {last_step}, "
-            f"{course.site.file.name}, run {course.run}"
-        ),
-        place=stretch.place,
-        noise=np.where(tested, reading.mean / reading.noise_std, 0.0),
-        tested=tested,
-        resolution=2 * reading.rounding / reading.noise_std,
-        steps=len(reading.weights),
-    )
-
-
-def _pooled_variance(where: str, readings: list[NoiseReading]) -> Finding:
-    squares = sum(float(reading.noise @ reading.noise) for reading in readings)
-    numbers = sum(int(reading.tested.sum()) for reading in readings)
-    return variance_test(squares, numbers, where)
 
 
 def _questions(
@@ -311,12 +205,6 @@ def _questions(
     together = [reading for reading in readings if reading.steps > 1]
     if together:
         by_place["steps asked for together"] = together
-    tensors = []
-    for name, places in layout.items():
-        numbers = sum(int(reading.tested[places].sum()) for reading in readings)
-        if numbers:
-            squares = sum(float(np.square(reading.noise[places]).sum()) for reading in readings)
-            tensors.append(variance_test(squares, numbers, name))
     tested = np.logical_and.reduce([reading.tested for reading in readings])
     noise = np.stack([reading.noise[tested] for reading in readings])
     resolution = np.stack([reading.resolution[tested] for reading in readings])
@@ -325,11 +213,28 @@ def _questions(
     questions |= again_question(noise, resolution, PLACE, generator)
     return questions | {
         "noise has the accounted deviation, early, middle and late in every chain": [
-            _pooled_variance(place, pooled) for place, pooled in by_place.items()
+            finding for place, pooled in by_place.items() for finding in _variances(place, pooled)
         ],
         "noise has the accounted deviation in every single request": [
-            _pooled_variance(reading.label, [reading]) for reading in readings
+            finding for reading in readings for finding in _variances(reading.label, [reading])
         ],
-        "noise has the accounted deviation on every tensor": tensors,
+        "noise has the accounted deviation on every tensor": [
+            finding
+            for name, places in layout.items()
+            for finding in _variances(name, readings, places)
+        ],
         "no two steps, rounds, chains, runs or sites share noise": correlation_tests(by_label),
     }
+
+
+def _variances(
+    where: str,
+    readings: Sequence[NoiseReading],
+    places: npt.NDArray[np.int64] | slice = slice(None),
+) -> list[Finding]:
+    """Test the deviation of the tested numbers of readings; nothing where none is tested."""
+    numbers = sum(int(reading.tested[places].sum()) for reading in readings)
+    if not numbers:
+        return []
+    squares = sum(float(np.square(reading.noise[places]).sum()) for reading in readings)
+    return [variance_test(squares, numbers, where)]

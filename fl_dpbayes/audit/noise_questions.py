@@ -1,4 +1,8 @@
-"""What an auditor asks of a matrix of noise, a row for each step or request."""
+"""What an auditor asks of noise: a matrix that has a row for each step, request or release."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -11,14 +15,54 @@ from fl_dpbayes.audit.directions import (
     restrictions,
 )
 from fl_dpbayes.privacy import noise_statistics as statistics
-from fl_dpbayes.privacy.audit_statistics import Questions, variance_test
-from fl_dpbayes.privacy.noise_statistics import excess_test
+from fl_dpbayes.privacy.audit_statistics import Finding, Questions, correlation_tests, variance_test
 
 Array = npt.NDArray[np.float64]
 
+# Of a number whose rounding reaches this share of its noise, the rounding would be tested, not the
+# noise.
+LARGEST_ROUNDING = 0.01
 AGAIN = "no number of noise comes again, in a step or in another"
 EVERY_STEP = "noise has the accounted deviation in every step"
 STEPS_ALIKE = "the deviation of noise is the same in all steps, whoever joins"
+
+
+@dataclass(frozen=True)
+class Release:
+    """Noised numbers that a site let out.
+
+    Attributes:
+        sums: As they were released, of any shape.
+        noise_std: Standard deviation of the noise on each, as the site accounts for it.
+    """
+
+    sums: Array
+    noise_std: float
+
+
+def noise_of(releases: Sequence[Release], exact: Array) -> Array:
+    """Return the noise of releases, N(0, 1) at a sound site.
+
+    Args:
+        releases: Of equal shape.
+        exact: What a sound site adds noise to.
+
+    Returns:
+        Shape (releases, d).
+    """
+    return np.stack([((one.sums - exact) / one.noise_std).ravel() for one in releases])
+
+
+def mean_noise_std(noise_stds: Sequence[float]) -> float:
+    """Return the standard deviation of the noise in the mean of releases.
+
+    Args:
+        noise_stds: Of each release.
+
+    Returns:
+        sqrt(sum s^2) / number.
+    """
+    return math.sqrt(sum(noise_std**2 for noise_std in noise_stds)) / len(noise_stds)
 
 
 def noise_questions(
@@ -49,32 +93,24 @@ def noise_questions(
     all_directions = named_directions(layout, size) | random_directions(size, generator)
     for direction_name, vector in directions.items():
         all_directions |= restrictions(direction_name, vector, layout)
-    deviation, offset = statistics.direction_tests(
-        noise, all_directions, name, slack=dict.fromkeys(all_directions, slack)
-    )
+    deviation, offset = statistics.direction_tests(noise, all_directions, name, slack=slack)
     means = noise.mean(axis=0)
     offsets = statistics.mean_tests(
         means, lambda place: f"{name}, mean of number {place + 1}", rows, slack=slack
     )
     excess = np.maximum(0.0, np.abs(means) - slack)
-    distance, tails = statistics.law_tests(noise, name)
     return {
         "noise has the accounted deviation on the whole": [
             variance_test(float(row_squares.sum()), noise.size, name)
         ],
         "the means of noise at all places are no larger than chance": [
-            excess_test(float(np.square(excess).sum()) * rows, size, name)
+            statistics.excess_test(float(np.square(excess).sum()) * rows, size, name)
         ],
-        "noise is normal": [distance],
-        "noise is neither cut off nor of heavier tails": [tails],
-        EVERY_STEP: [
-            statistics.deviation_tests(row_squares, size, lambda step: f"{name}, step {step + 1}")
-        ],
+        **law_questions(noise, name),
+        EVERY_STEP: [place_tests(noise.T, f"{name}, step")],
         STEPS_ALIKE: [statistics.spread_test(row_squares, size, name)],
         "noise has the accounted deviation at every place of the state": [
-            statistics.deviation_tests(
-                column_squares, rows, lambda place: f"{name}, number {place + 1}"
-            )
+            place_tests(noise, f"{name}, number")
         ],
         "the deviation of noise is the same at all places of the state": [
             statistics.spread_test(column_squares, rows, name)
@@ -90,6 +126,81 @@ def noise_questions(
         "no two steps, and no two places of the state, share noise": _pair_tests(
             noise, name, generator
         ),
+    }
+
+
+def law_questions(noise: Array, where: str) -> Questions:
+    """Ask whether noise, N(0, 1) at a sound site, is normal to its tails.
+
+    Args:
+        noise: Of any shape.
+        where: It is from, in words.
+
+    Returns:
+        A question on the law and one on its tails.
+    """
+    distance, tails = statistics.law_tests(noise, where)
+    return {"noise is normal": [distance], "noise is neither cut off nor of heavier tails": [tails]}
+
+
+def place_tests(noise: Array, place: str) -> Finding:
+    """Test the deviation of noise at each place.
+
+    Args:
+        noise: N(0, 1) at a sound site, shape (rows, places).
+        place: What a place is, in words.
+
+    Returns:
+        The joint finding.
+    """
+    squares = np.square(noise).sum(axis=0)
+    return statistics.deviation_tests(squares, len(noise), lambda number: f"{place} {number + 1}")
+
+
+def release_questions(
+    noise: Mapping[str, Array],
+    layout: Layout,
+    generator: np.random.Generator,
+    *,
+    release: str,
+    number: str,
+    deviation: str = "noise has the accounted deviation",
+) -> Questions:
+    """Ask for the noise of releases: its deviation, its law, and what any two have in common.
+
+    Args:
+        noise: Kind of release -> N(0, 1) at a sound site, shape (releases, d); of each kind equally
+            many.
+        layout: Where the numbers of a release lie, of each kind.
+        generator: Draws random directions.
+        release: What a release is called.
+        number: What one of its numbers is called.
+        deviation: How the question of the deviation is put.
+
+    Returns:
+        Findings by question.
+    """
+    everything = np.concatenate([values.ravel() for values in noise.values()])
+    side_by_side = np.concatenate(list(noise.values()), axis=1)
+    deviations = []
+    along_directions = []
+    correlations = []
+    for name, values in noise.items():
+        size = values.shape[1]
+        deviations.append(variance_test(float(np.square(values).sum()), values.size, name))
+        directions = named_directions(layout, size) | random_directions(size, generator)
+        along_directions += statistics.direction_tests(values, directions, name)
+        rows = {f"{name} {row + 1}": vector for row, vector in enumerate(values)}
+        correlations += correlation_tests(rows)
+    return {
+        deviation: deviations,
+        **law_questions(everything, f"all {release}s"),
+        "noise has the accounted deviation in every direction, and no offset": along_directions,
+        f"no two {release}s share noise": correlations,
+        f"noise has the accounted deviation in every {number}": [place_tests(side_by_side, number)],
+        f"no two numbers of a {release} share noise": [
+            statistics.pair_test(np.ascontiguousarray(side_by_side.T), f"{number}s")
+        ],
     }
 
 
@@ -138,30 +249,7 @@ def beside_questions(sums: Array, gradients: Array, name: str) -> Questions:
     }
 
 
-def tested_layout(
-    layout: Layout, tested: npt.NDArray[np.bool_]
-) -> dict[str, npt.NDArray[np.int64]]:
-    """Number the tested places anew.
-
-    Args:
-        layout: Tensor -> places of its numbers, in its own shape.
-        tested: Which places are, shape (d,).
-
-    Returns:
-        Tensor -> its tested places among all that are; where some are not, in one dimension.
-    """
-    numbers = np.cumsum(tested) - 1
-    new_layout = {}
-    for name, places in layout.items():
-        inside = tested[places]
-        if inside.all():
-            new_layout[name] = numbers[places]
-        elif inside.any():
-            new_layout[name] = numbers[places[inside]]
-    return new_layout
-
-
-def _distance_test(noise: Array, layout: Layout, name: str) -> statistics.Finding:
+def _distance_test(noise: Array, layout: Layout, name: str) -> Finding:
     """Pair numbers, and their sizes, at all natural distances in a step and between steps."""
     pairs = []
     size = noise.shape[1]
@@ -176,9 +264,7 @@ def _distance_test(noise: Array, layout: Layout, name: str) -> statistics.Findin
     return statistics.correlation_test(pairs, name)
 
 
-def _pair_tests(
-    noise: Array, name: str, generator: np.random.Generator
-) -> list[statistics.Finding]:
+def _pair_tests(noise: Array, name: str, generator: np.random.Generator) -> list[Finding]:
     """Compare every two steps, and places, of a block of at most MOST_VECTORS of them."""
     rows = _block(len(noise), generator)
     columns = _block(noise.shape[1], generator)

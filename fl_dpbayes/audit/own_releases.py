@@ -11,6 +11,7 @@ import math
 import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,21 +19,15 @@ import numpy.typing as npt
 from rich.console import Console
 
 from fl_dpbayes.audit.canary_site import CanaryRecords, CanarySite, write_canary_site
-from fl_dpbayes.audit.counts import law_questions
-from fl_dpbayes.audit.directions import named_directions, random_directions
 from fl_dpbayes.audit.made_up_run import write_made_up_run
+from fl_dpbayes.audit.noise_questions import Release, noise_of, release_questions
 from fl_dpbayes.calibration import set_sensitivity
 from fl_dpbayes.config import Scenario, Task, import_apps
 from fl_dpbayes.data import load_site, open_ledger
 from fl_dpbayes.predict.hospital_posterior import NEW_HOSPITAL, load_hospitals
 from fl_dpbayes.predict.update import compare_patients, update_hospital
-from fl_dpbayes.privacy import noise_statistics as statistics
 from fl_dpbayes.privacy.audit_statistics import (
     Check,
-    Finding,
-    Questions,
-    correlation_tests,
-    variance_test,
     verdicts,
 )
 
@@ -57,19 +52,6 @@ TAIL = 6.0
 
 
 @dataclass(frozen=True)
-class Release:
-    """What one command let out.
-
-    Attributes:
-        sums: Noised, shape (d,).
-        noise_multiplier: sigma as the ledger accounts for it.
-    """
-
-    sums: Array
-    noise_multiplier: float
-
-
-@dataclass(frozen=True)
 class Command:
     """A command that releases something of a new hospital.
 
@@ -85,23 +67,26 @@ class Command:
 
 
 @dataclass(frozen=True)
-class NewcomerRecord:
-    """A record of a unit that joins.
+class Newcomer:
+    """A unit that joins, of equal records.
 
     Attributes:
-        distance: How far it is from the origin, along a random diagonal.
+        distance: How far they are from the origin, along a random diagonal.
         label: 0 or 1.
+        records: Number of them.
     """
 
     distance: float
     label: int
+    records: int = 1
 
 
+NOBODY = Newcomer(0.0, label=0, records=0)
 NEWCOMERS = {
-    "a far record of class 0": [NewcomerRecord(FARTHEST, 0)],
-    "a far record of class 1": [NewcomerRecord(FARTHEST, 1)],
-    "a far record below": [NewcomerRecord(-FARTHEST, 1)],
-    f"{RECORDS_OF_ONE} records": [NewcomerRecord(3.0, 1)] * RECORDS_OF_ONE,
+    "a far record of class 0": Newcomer(FARTHEST, label=0),
+    "a far record of class 1": Newcomer(FARTHEST, label=1),
+    "a far record below": Newcomer(-FARTHEST, label=1),
+    f"{RECORDS_OF_ONE} records": Newcomer(3.0, label=1, records=RECORDS_OF_ONE),
 }
 
 
@@ -125,21 +110,25 @@ def audit_own_releases(
     made_up = write_made_up_run(run, generator)
     task = made_up.data.source.task
     commands = _commands(run, made_up, folder)
-    records = _hospital_records(task, generator, [])
-    site = write_canary_site(folder / "new-hospital", scenario, records, UNITS)
+    site = _write_hospital(scenario, folder / "new-hospital", task, generator, NOBODY)
     noise: dict[str, Array] = {}
     for command in commands:
-        epsilons = [NOISY[command.purpose] * DEARER**number for number in range(REQUESTS)]
-        releases = [_release(command, site, epsilon) for epsilon in epsilons]
-        noise[command.purpose] = np.stack([_noise(command, release) for release in releases])
-    checks = verdicts(PART, _noise_questions(noise, generator), FALSE_ALARM)
+        rows = []
+        for number in range(REQUESTS):
+            release = _release(command, site, NOISY[command.purpose] * DEARER**number)
+            rows.append(noise_of([release], _exact_sums(command, release)))
+        noise[command.purpose] = np.concatenate(rows)
+    questions = release_questions(noise, {}, generator, release="release", number="number")
+    checks = verdicts(PART, questions, FALSE_ALARM)
     seed = int(generator.integers(2**31))
-    base_site = _newcomer_site(scenario, folder / "movement-0", task, seed, [])
-    newcomer_sites = {
-        name: _newcomer_site(scenario, folder / f"movement-{number}", task, seed, newcomer)
-        for number, (name, newcomer) in enumerate(NEWCOMERS.items(), start=1)
-    }
-    movements = [_movement_check(command, base_site, newcomer_sites) for command in commands]
+    sites = [
+        _write_hospital(
+            scenario, folder / f"movement-{number}", task, np.random.default_rng(seed), newcomer
+        )
+        for number, newcomer in enumerate([NOBODY, *NEWCOMERS.values()])
+    ]
+    newcomer_sites = dict(zip(NEWCOMERS, sites[1:], strict=True))
+    movements = [_movement_check(command, sites[0], newcomer_sites) for command in commands]
     return [*checks, *movements]
 
 
@@ -149,21 +138,17 @@ def _commands(run: Path, made_up: Scenario, folder: Path) -> list[Command]:
     silent = Console(file=io.StringIO())
     numbers = itertools.count(1)
 
-    def update(site_file: Path, epsilon: float) -> None:
+    def update(site_file: Path, epsilon: float, level: float | None = None) -> None:
         target = folder / f"update-{next(numbers)}.json"
-        update_hospital(run, site_file, NEW_HOSPITAL, epsilon, None, target, silent)
+        update_hospital(run, site_file, NEW_HOSPITAL, epsilon, level, target, silent)
 
     def alarm(site_file: Path, epsilon: float) -> None:
         compare_patients(run, site_file, epsilon, silent)
 
-    def sets(site_file: Path, epsilon: float) -> None:
-        target = folder / f"update-{next(numbers)}.json"
-        update_hospital(run, site_file, NEW_HOSPITAL, epsilon, LEVEL, target, silent)
-
     return [
         Command(purpose="update", bound=1.0, run=update),
         Command(purpose="alarm", bound=radius, run=alarm),
-        Command(purpose="sets", bound=set_sensitivity(LEVEL), run=sets),
+        Command(purpose="sets", bound=set_sensitivity(LEVEL), run=partial(update, level=LEVEL)),
     ]
 
 
@@ -181,51 +166,18 @@ def _release(command: Command, site: CanarySite, epsilon: float) -> Release:
     assert plan is not None
     return Release(
         sums=np.array(json.loads(body), np.float64),
-        noise_multiplier=plan.history[-1].noise_multiplier,
+        noise_std=plan.history[-1].noise_multiplier * command.bound,
     )
 
 
-def _noise(command: Command, release: Release) -> Array:
-    """Return the noise of a release, N(0, 1) at a sound site."""
+def _exact_sums(command: Command, release: Release) -> Array:
+    """Return what the noise was added to: units are alike, so that sums of the others vanish."""
     exact = np.zeros(len(release.sums))
     if command.purpose == "sets":
-        # All units are alike: one cell holds them all, and the first so much for each.
+        # One cell holds all units, and the first so much for each.
         exact[0] = -(1 - LEVEL) * UNITS
         exact[1 + int(np.argmax(release.sums[1:]))] = UNITS
-    return (release.sums - exact) / (release.noise_multiplier * command.bound)
-
-
-def _noise_questions(noise: dict[str, Array], generator: np.random.Generator) -> Questions:
-    """Ask everything of noise, by purpose, shape (requests, d) each."""
-    everything = np.concatenate([values.ravel() for values in noise.values()])
-    side_by_side = np.concatenate(list(noise.values()), axis=1)
-    squares = np.square(side_by_side).sum(axis=0)
-    deviations: list[Finding] = []
-    along_directions: list[Finding] = []
-    correlations: list[Finding] = []
-    for purpose, values in noise.items():
-        deviations.append(variance_test(float(np.square(values).sum()), values.size, purpose))
-        rows = {f"{purpose} {number + 1}": row for number, row in enumerate(values)}
-        correlations += correlation_tests(rows)
-        size = values.shape[1]
-        directions = named_directions({}, size)
-        if size > 1:
-            directions |= random_directions(size, generator)
-        along_directions += statistics.direction_tests(values, directions, purpose)
-    return {
-        "noise has the accounted deviation": deviations,
-        **law_questions(everything, "all releases"),
-        "noise has the accounted deviation in every direction, and no offset": along_directions,
-        "no two releases share noise": correlations,
-        "noise has the accounted deviation in every number": [
-            statistics.deviation_tests(
-                squares, len(side_by_side), lambda place: f"number {place + 1}"
-            )
-        ],
-        "no two numbers of releases share noise": [
-            statistics.pair_test(side_by_side.T.copy(), "numbers")
-        ],
-    }
+    return exact
 
 
 def _movement_check(
@@ -240,7 +192,8 @@ def _movement_check(
     farthest = max(movements, key=lambda name: movements[name])
     # Of two releases: noise of dimension d is longer than sqrt(d) + t with a chance below
     # exp(-t^2 / 2).
-    blur = math.sqrt(2) * base.noise_multiplier * (math.sqrt(len(base.sums)) + TAIL)
+    noise_multiplier = base.noise_std / command.bound
+    blur = math.sqrt(2) * noise_multiplier * (math.sqrt(len(base.sums)) + TAIL)
     return Check(
         part=PART,
         what=(
@@ -249,30 +202,27 @@ def _movement_check(
         ),
         value=movements[farthest],
         limit=1 + blur,
-        relation="at most",
         where=farthest,
         finds=f"{blur:.1%} more",
     )
 
 
-def _newcomer_site(
-    scenario: Scenario, folder: Path, task: Task, seed: int, newcomer: list[NewcomerRecord]
+def _write_hospital(
+    scenario: Scenario,
+    folder: Path,
+    task: Task,
+    generator: np.random.Generator,
+    newcomer: Newcomer,
 ) -> CanarySite:
-    records = _hospital_records(task, np.random.default_rng(seed), newcomer)
-    return write_canary_site(folder, scenario, records, UNITS)
-
-
-def _hospital_records(
-    task: Task, generator: np.random.Generator, newcomer: list[NewcomerRecord]
-) -> CanaryRecords:
-    """Return UNITS equal records, and those of one more unit."""
+    """Write a hospital of UNITS units of one equal record each, and of one more unit."""
     width = task.input_shape[0]
     direction = generator.choice([-1.0, 1.0], width)
     equal = np.tile(generator.normal(0.0, 0.5, width), (UNITS, 1))
-    far = np.array([record.distance * direction for record in newcomer]).reshape(-1, width)
-    return CanaryRecords(
+    far = np.tile(newcomer.distance * direction, (newcomer.records, 1))
+    records = CanaryRecords(
         task=task,
         features=np.concatenate([equal, far]).astype(np.float32),
-        labels=np.array([0] * UNITS + [record.label for record in newcomer], np.int64),
-        units=[f"unit-{number}" for number in range(UNITS)] + ["newcomer"] * len(newcomer),
+        labels=np.repeat([0, newcomer.label], [UNITS, newcomer.records]),
+        units=[f"unit-{number}" for number in range(UNITS)] + ["newcomer"] * newcomer.records,
     )
+    return write_canary_site(folder, scenario, records, UNITS)

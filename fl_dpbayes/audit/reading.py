@@ -1,40 +1,22 @@
-"""The plans that an audit asks for, and the noisy sums that an attacker reads off released states.
+"""The noisy sums that an attacker reads off what a site releases of its training.
 
-A plan is the scenario's own, with the changes that let an attacker read what happened.
-docs/audit.md shows how a released state is linear in the noisy sums behind it.
+A step is affine in its gradient, so two states that follow each other give the sum between them,
+and the last state of a stretch gives the weighted mean of its sums (docs/audit.md).
 """
 
-import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from fl_dpbayes.audit.canary_site import DELTA, UNLIMITED, CanarySite, ask
-from fl_dpbayes.config import (
-    ConstantStepSize,
-    GlobalClipping,
-    Model,
-    PrivacyPlan,
-    Sampler,
-    Scenario,
-    StepSizeSchedule,
-    TrainingPlan,
-    training_plan,
-)
-from fl_dpbayes.errors import UserError
+from fl_dpbayes.audit.canary_site import CanarySite, ask
+from fl_dpbayes.audit.requests import Stretch, stretches_of, train_request
+from fl_dpbayes.config import Model, Sampler, TrainingPlan
 from fl_dpbayes.models import build_model
 from fl_dpbayes.privacy import noise_of_steps, read_history
-from fl_dpbayes.protocol import (
-    Arrays,
-    TrainReply,
-    TrainRequest,
-    arrays_digest,
-    prefixed,
-    without_prefix,
-)
+from fl_dpbayes.protocol import Arrays, TrainReply, prefixed, without_prefix
 from fl_dpbayes.samplers import Algorithm, ChainState, build_algorithm, state_arrays, to_state
 from fl_dpbayes.samplers.state_vectors import state_vectors
 from fl_dpbayes.schedules import planned_step_sizes
@@ -42,119 +24,11 @@ from fl_dpbayes.schedules import planned_step_sizes
 Array = npt.NDArray[np.float64]
 
 ROUNDING = float(np.finfo(np.float32).eps)
-MOST_CHAINS = 4
-ADAM_STEP = 1e-5
 # Keeps a vector of zeros from being divided by.
 LEAST_LENGTH = 1e-30
-
-
-def private_settings(scenario: Scenario) -> PrivacyPlan:
-    """Return a scenario's privacy settings.
-
-    Args:
-        scenario: To be audited.
-
-    Returns:
-        The settings of its private training.
-
-    Raises:
-        UserError: If it has none, so that there is nothing to audit.
-    """
-    if not isinstance(scenario.privacy, PrivacyPlan):
-        raise UserError(
-            "privacy.kind is 'none': the scenario promises no privacy, so there is nothing to audit"
-        )
-    return scenario.privacy
-
-
-def own_plan(scenario: Scenario, *, pre_noise: float | None = None) -> TrainingPlan:
-    """Return the scenario's plan, every round from a broadcast state.
-
-    Args:
-        scenario: To be audited.
-        pre_noise: Replaces the scenario's; None leaves it.
-
-    Returns:
-        The plan of a single site.
-    """
-    plan = training_plan(scenario, prior_share=1.0, chain_start="broadcast")
-    privacy = private_settings(scenario)
-    if pre_noise is not None:
-        privacy = privacy.model_copy(update={"pre_noise": pre_noise})
-    return plan.model_copy(update={"privacy": privacy})
-
-
-def with_step_size(plan: TrainingPlan, step_size: StepSizeSchedule) -> TrainingPlan:
-    """Return the plan with other step sizes.
-
-    Args:
-        plan: Of any sampler.
-        step_size: Its new schedule.
-
-    Returns:
-        A copy.
-    """
-    sampler = plan.sampler.model_copy(update={"step_size": step_size})
-    return plan.model_copy(update={"sampler": sampler})
-
-
-def loud_plan(
-    plan: TrainingPlan,
-    *,
-    clip_norm: float,
-    sampling_rate: float,
-    noise_multiplier: float,
-    move: float,
-    rounds: int,
-    steps_per_round: int,
-) -> TrainingPlan:
-    """Return a plan of the same sampler, prior, clipping rule and chains, to read sums by.
-
-    Its whole cost is admitted. The bound of global clipping keeps its ratio to C.
-
-    Args:
-        plan: The scenario's.
-        clip_norm: C > 0.
-        sampling_rate: q, in (0, 1].
-        noise_multiplier: sigma > 0 of every step.
-        move: By which a step moves the state, about; without effect on samplers that rescale.
-        rounds: Of all chains together, at least.
-        steps_per_round: One or more.
-
-    Returns:
-        A plan that keeps every step.
-    """
-    privacy = plan.privacy
-    assert isinstance(privacy, PrivacyPlan)
-    clipping = privacy.clipping
-    if isinstance(clipping, GlobalClipping):
-        bound = clipping.bound * clip_norm / privacy.clip_norm
-        clipping = clipping.model_copy(update={"bound": bound})
-    loud_privacy = privacy.model_copy(
-        update={
-            "epsilon": UNLIMITED,
-            "delta": DELTA,
-            "coupling": "constant",
-            "noise_multiplier": noise_multiplier,
-            "temperature": None,
-            "clip_norm": clip_norm,
-            "clipping": clipping,
-            "sampling_rate": sampling_rate,
-        }
-    )
-    chains = min(plan.chains, MOST_CHAINS)
-    loud = plan.model_copy(
-        update={
-            "rounds": math.ceil(rounds / chains),
-            "steps_per_round": steps_per_round,
-            "chains": chains,
-            "burn_in": 0,
-            "thinning": 1,
-            "privacy": loud_privacy,
-        }
-    )
-    step_size = ADAM_STEP if plan.sampler.rescales else move * sampling_rate / clip_norm
-    return with_step_size(loud, ConstantStepSize(initial=step_size))
+# How far from 0 a number is, over the length of its step, to have last bits of noise. A sum of
+# float32 numbers ends halfway between two in one of so many, and is then rounded to the even one.
+FARTHER = 1024
 
 
 @dataclass(frozen=True)
@@ -173,6 +47,79 @@ class Course:
     plan: TrainingPlan
     run: int
 
+    @property
+    def batch(self) -> float:
+        """Expected number of units in a batch, over the clip norm: q n / C."""
+        privacy = self.plan.privacy
+        return privacy.sampling_rate * self.site.file.units / privacy.noise_unit
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What a site let out when it trained a stretch, and from where.
+
+    Attributes:
+        course: The run.
+        stretch: That was asked for.
+        algorithm: Of the sampler.
+        before: State that was sent, name -> float32 vector of shape (d,).
+        after: State that came back, of the same names and shapes.
+        samples: Kept ones, float32, shape (kept steps, d).
+        reply: The site's header.
+        step_sizes: Planned ones of the steps that were made, shape (steps,).
+        noise_multipliers: The sigma of each, as the site's ledger accounts for it, shape (steps,).
+    """
+
+    course: Course
+    stretch: Stretch
+    algorithm: Algorithm
+    before: Mapping[str, torch.Tensor]
+    after: Mapping[str, torch.Tensor]
+    samples: npt.NDArray[np.float32]
+    reply: TrainReply
+    step_sizes: Array
+    noise_multipliers: Array
+
+    @property
+    def sampler(self) -> Sampler:
+        """The plan's sampler."""
+        return self.course.plan.sampler
+
+    @property
+    def start(self) -> ChainState:
+        """The state that was sent, in float64."""
+        state = to_state(self.before, self.sampler, 0)
+        return ChainState({name: vector.double() for name, vector in state.vectors.items()})
+
+    @property
+    def sampling_rate(self) -> float:
+        """q, as the ledger accounts for it."""
+        return self.reply.privacy.history[-1][1]
+
+    @property
+    def sample_difference(self) -> float:
+        """Largest difference of the last step's sample from the released state.
+
+        0 where it is not kept, or is drawn at random.
+        """
+        last_step = self.stretch.first_step + self.reply.steps - 1
+        if self.sampler.draws_samples or not self.course.plan.is_kept(last_step):
+            return 0.0
+        return float(np.abs(self.samples[-1] - self.after["parameters"].numpy()).max())
+
+    def data_free(self, position: torch.Tensor) -> torch.Tensor:
+        """Return what the step adds to the mean gradient without looking at records.
+
+        Args:
+            position: Of the chain.
+
+        Returns:
+            Of the position's shape.
+        """
+        plan = self.course.plan
+        total = self.algorithm.data_free_gradient(self.sampler.prior, position, plan.prior_share)
+        return total / self.course.site.file.units
+
 
 @dataclass(frozen=True)
 class Reading:
@@ -183,214 +130,246 @@ class Reading:
     Attributes:
         mean: y, shape (d,), for Bayes by backprop (2 d,).
         weights: v_k, shape (steps,).
-        noise_multipliers: sigma_k, as the site's ledger accounts for them.
+        noise_std: Standard deviation of the noise in y: sqrt(sum v_k^2 sigma_k^2).
         sampling_rate: q, as the ledger accounts for it.
         rounding: Of each entry of y by float32, shape of y.
-        sample_difference: Largest difference of the last step's sample from the released state; 0
-            where it is not kept, or is drawn at random.
-        state: The released position, float32, empty where it is not linear in the sums.
-        moment_difference: As of the function of that name, for a single step; 0 for more.
     """
 
     mean: Array
     weights: Array
-    noise_multipliers: Array
+    noise_std: float
     sampling_rate: float
     rounding: Array
-    sample_difference: float
-    state: npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Noisy sums of the T steps of requests that all begin at one start.
+
+    Attributes:
+        sums: (G_t / C + sigma_t xi_t) / sigma_t, shape (T, d).
+        noise_multipliers: sigma_t, shape (T,).
+        resolution: Distance of the numbers that float32 lets `sums` take, shape (T, d).
+        states: Released after each step, float32, shape (T, d); empty where no released vector is
+            linear in the sums.
+        covered: Whether the last bits of a state are the noise's, shape (T, d): not where the step
+            nearly ends at 0.
+        moment_difference: Of what states hold beside their position from what follows from the
+            sums, over its length.
+    """
+
+    sums: Array
+    noise_multipliers: Array
+    resolution: Array
+    states: npt.NDArray[np.float32]
+    covered: npt.NDArray[np.bool_]
     moment_difference: float
 
-    @property
-    def noise_std(self) -> float:
-        """Standard deviation of the noise in y: sqrt(sum v_k^2 sigma_k^2)."""
-        return float(np.linalg.norm(self.weights * self.noise_multipliers))
 
-
-def start_vectors(course: Course, start: Mapping[str, Array]) -> dict[str, torch.Tensor]:
-    """Complete a start state.
-
-    Args:
-        course: Whose sampler decides which vectors there are.
-        start: Name -> vector of shape (d,), `parameters` at least.
-
-    Returns:
-        Every vector of the sampler in float32, 0 where it is not in `start`.
-    """
-    zeros = np.zeros(len(start["parameters"]))
-    return {
-        name: torch.from_numpy(start.get(name, zeros)).float()
-        for name in course.plan.sampler.state_vectors
-    }
-
-
-def train(
-    course: Course, start: Arrays, round_number: int, first_step: int, steps: int
-) -> tuple[TrainReply, Arrays]:
-    """Have a site train a stretch from a start state.
+def record(course: Course, start: Mapping[str, Array], stretch: Stretch) -> Recording:
+    """Have a site train a stretch.
 
     Args:
         course: The run.
-        start: The state's arrays by name.
-        round_number: From 1.
-        first_step: From 0.
-        steps: One or more.
+        start: Name -> vector of shape (d,), `parameters` at least; others are 0.
+        stretch: The steps.
 
     Returns:
-        Its reply and release.
+        What it let out.
 
     Raises:
-        UserError: If it does not train.
+        UserError: If the site does not train.
     """
-    request = TrainRequest(
-        run=f"{course.run:032x}",
-        round=round_number,
-        task=course.site.task,
+    sampler = course.plan.sampler
+    task = course.site.task
+    module = build_model(course.model, task, seed=0)
+    zeros = np.zeros(len(start["parameters"]))
+    before = {
+        name: torch.from_numpy(start.get(name, zeros)).float() for name in sampler.state_vectors
+    }
+    arrays = state_arrays(before, module)
+    request = train_request(
+        task=task,
         model=course.model,
         plan=course.plan,
-        first_step=first_step,
-        steps=steps,
-        start=arrays_digest(start),
+        stretch=stretch,
+        start=arrays,
+        run=course.run,
     )
-    return ask(course.site, "train", request, prefixed("start", start), TrainReply)
+    reply, released = ask(course.site, "train", request, prefixed("start", arrays), TrainReply)
+    step_sizes = planned_step_sizes(course.plan)[stretch.first_step :]
+    noise_multipliers = noise_of_steps(read_history(reply.privacy.history))
+    return Recording(
+        course=course,
+        stretch=stretch,
+        algorithm=build_algorithm(sampler, module),
+        before=before,
+        after=state_vectors(without_prefix("last", released), sampler, module),
+        samples=_rows(without_prefix("samples", released)),
+        reply=reply,
+        step_sizes=step_sizes[: reply.steps],
+        noise_multipliers=noise_multipliers[-reply.steps :],
+    )
 
 
-def read_stretch(
-    course: Course, start: Mapping[str, Array], round_number: int, first_step: int, steps: int
-) -> Reading:
-    """Have a site train a stretch, and read the noisy sums off what it releases.
+def record_all(course: Course, start: Mapping[str, Array], length: int) -> list[Recording]:
+    """Have a site train every stretch of a plan, each from one start.
 
     Args:
         course: The run.
-        start: Name -> vector of shape (d,); others are 0.
-        round_number: From 1.
-        first_step: From 0.
-        steps: One or more.
+        start: As of `record`.
+        length: Steps of each request.
+
+    Returns:
+        A recording of each stretch.
+
+    Raises:
+        UserError: If the site does not train.
+    """
+    return [record(course, start, stretch) for stretch in stretches_of(course.plan, length)]
+
+
+def read_mean(recording: Recording) -> Reading:
+    """Read the weighted mean of a stretch's noisy sums off the state that it ends in.
+
+    Args:
+        recording: Of any stretch.
 
     Returns:
         What an attacker reads.
-
-    Raises:
-        UserError: If the site does not train.
     """
-    plan = course.plan
-    sampler = plan.sampler
-    module = build_model(course.model, course.site.task, seed=0)
-    algorithm = build_algorithm(sampler, module)
-    before = start_vectors(course, start)
-    reply, released = train(
-        course,
-        state_arrays(before, module),
-        round_number=round_number,
-        first_step=first_step,
-        steps=steps,
-    )
-    after = state_vectors(without_prefix("last", released), sampler, module)
-    step_sizes = planned_step_sizes(plan)[first_step : first_step + reply.steps]
-    coefficients = _coefficients(algorithm, sampler, step_sizes)
-    position = _position(before, sampler)
-    data_free = algorithm.data_free_gradient(sampler.prior, position, plan.prior_share).numpy()
-    pull = data_free * (coefficients.sum() / course.site.file.units)
+    sampler = recording.sampler
+    position = recording.start.parameters
+    coefficients = _coefficients(recording)
+    pull = recording.data_free(position).numpy() * coefficients.sum()
     if sampler.rescales:
-        moved = after["first_moment"].double().numpy()
-        resolution = np.zeros(len(before["parameters"]))
-        state = np.empty(0, np.float32)
+        moved = recording.after["first_moment"].double().numpy()
+        resolution = np.zeros(len(moved))
     else:
-        moved = (position - _position(after, sampler)).numpy()
+        moved = (position - _position(recording.after, sampler)).numpy()
         resolution = ROUNDING * position.abs().numpy()
-        state = _position(after, sampler).float().numpy()
-    difference = 0.0
-    if reply.steps == 1:
-        start_state = to_state(before, sampler, 0)
-        gradient = torch.from_numpy(moved / coefficients.sum()).to(start_state.parameters)
-        stepped = algorithm.step(start_state, gradient, float(step_sizes[0]))
-        difference = moment_difference(stepped.vectors, after, sampler)
-    privacy = plan.privacy
-    scale = (
-        privacy.sampling_rate * course.site.file.units / (privacy.noise_unit * coefficients.sum())
-    )
-    history = reply.privacy.history
+    scale = recording.course.batch / coefficients.sum()
+    weights = coefficients / coefficients.sum()
     return Reading(
         mean=(moved - pull) * scale,
-        weights=coefficients / coefficients.sum(),
-        noise_multipliers=noise_of_steps(read_history(history))[-reply.steps :],
-        sampling_rate=history[-1][1],
+        weights=weights,
+        noise_std=float(np.linalg.norm(weights * recording.noise_multipliers)),
+        sampling_rate=recording.sampling_rate,
         rounding=(resolution + ROUNDING * np.abs(pull)) * scale,
-        sample_difference=_sample_difference(plan, first_step + reply.steps - 1, released),
-        state=state,
-        moment_difference=difference,
     )
 
 
-def read_all(course: Course, start: Mapping[str, Array], length: int) -> list[Reading]:
-    """Read every stretch of a plan, each from the same start and in a round of its own.
+def shows_every_step(plan: TrainingPlan) -> bool:
+    """Return whether kept samples are the chain's positions.
 
     Args:
-        course: The run.
-        start: As of `read_stretch`.
-        length: Steps of each stretch.
+        plan: Of any sampler.
 
     Returns:
-        A reading of each.
-
-    Raises:
-        UserError: If the site does not train.
+        False for samplers that rescale or draw their samples.
     """
-    return [
-        read_stretch(
-            course,
-            start,
-            round_number=first_step // length + 1,
-            first_step=first_step,
-            steps=length,
+    return not (plan.sampler.rescales or plan.sampler.draws_samples)
+
+
+def read_steps(recordings: Sequence[Recording]) -> Steps:
+    """Read the noisy sum of every step off the states between them.
+
+    Args:
+        recordings: Of one step each, or of a sampler whose samples are its positions, all kept.
+
+    Returns:
+        All steps, one after the other.
+    """
+    stretches = [_read_stretch(recording) for recording in recordings]
+    return Steps(
+        sums=np.concatenate([steps.sums for steps in stretches]),
+        noise_multipliers=np.concatenate([steps.noise_multipliers for steps in stretches]),
+        resolution=np.concatenate([steps.resolution for steps in stretches]),
+        states=np.concatenate([steps.states for steps in stretches]),
+        covered=np.concatenate([steps.covered for steps in stretches]),
+        moment_difference=max(steps.moment_difference for steps in stretches),
+    )
+
+
+def _read_stretch(recording: Recording) -> Steps:
+    sampler = recording.sampler
+    algorithm = recording.algorithm
+    # Adam's position is not linear in the sums, but its first moment is.
+    read_vector = "first_moment" if sampler.rescales else "parameters"
+    released = _released(recording, read_vector)
+    state = recording.start
+    previous = np.concatenate([state.vectors[read_vector][None].numpy(), released[:-1]])
+    sums = np.empty(released.shape)
+    resolution = np.empty(released.shape)
+    settings = zip(recording.step_sizes.tolist(), recording.noise_multipliers, strict=True)
+    for step, (step_size, sigma) in enumerate(settings):
+        # The step begins where the site was, after its rounding.
+        state = ChainState(
+            dict(state.vectors) | {read_vector: torch.from_numpy(previous[step])}, state.step
         )
-        for first_step in range(0, course.plan.total_steps, length)
-    ]
+        # Affine in the gradient: two steps tell where it would lead by none, and by any.
+        ones = torch.ones_like(state.parameters)
+        without = algorithm.step(state, 0 * ones, step_size).vectors[read_vector]
+        per_gradient = without - algorithm.step(state, ones, step_size).vectors[read_vector]
+        gradient = (without - torch.from_numpy(released[step]).double()) / per_gradient
+        scale = recording.course.batch / sigma
+        sums[step] = ((gradient - recording.data_free(state.parameters)) * scale).numpy()
+        largest = np.maximum(np.abs(released[step]), np.abs(previous[step]))
+        resolution[step] = ROUNDING * largest * scale / float(per_gradient[0].abs())
+        state = algorithm.step(state, gradient, step_size)
+    covered = np.abs(released) > FARTHER * np.abs(released - previous)
+    return Steps(
+        sums=sums,
+        noise_multipliers=recording.noise_multipliers,
+        resolution=resolution,
+        states=released[:, :0] if sampler.rescales else released,
+        covered=covered,
+        moment_difference=_moment_difference(state, recording),
+    )
 
 
-def moment_difference(
-    expected: Mapping[str, torch.Tensor], released: Mapping[str, torch.Tensor], sampler: Sampler
-) -> float:
-    """Compare released momenta and moments with the expected ones: max |m' - m|_2 / |m|_2.
+def _released(recording: Recording, read_vector: str) -> npt.NDArray[np.float32]:
+    """Return the released states of all steps, shape (steps, d)."""
+    if shows_every_step(recording.course.plan):
+        return recording.samples
+    if read_vector in recording.sampler.position:
+        return _position(recording.after, recording.sampler).float().numpy()[None]
+    return recording.after[read_vector].numpy()[None]
 
-    Args:
-        expected: m by name.
-        released: m' by name.
-        sampler: Says which vectors of a state are momenta and moments.
 
-    Returns:
-        The largest difference; 0 where the sampler has none.
-    """
+def _moment_difference(expected: ChainState, recording: Recording) -> float:
+    """Compare released momenta and moments with the expected ones: max |m' - m|_2 / |m|_2."""
     largest = 0.0
-    for name in sampler.moments:
-        difference = float((released[name].double() - expected[name].double()).norm())
-        length = float(expected[name].double().norm())
-        largest = max(largest, difference / max(length, LEAST_LENGTH))
+    for name in recording.sampler.moments:
+        vector = expected.vectors[name]
+        difference = float((recording.after[name].double() - vector).norm())
+        largest = max(largest, difference / max(float(vector.norm()), LEAST_LENGTH))
     return largest
 
 
-def _sample_difference(plan: TrainingPlan, last_step: int, released: Arrays) -> float:
-    if plan.sampler.draws_samples or not plan.is_kept(last_step):
-        return 0.0
-    samples = without_prefix("samples", released)
-    state = without_prefix("last/parameters", released)
-    return max(float(np.abs(samples[name][-1] - values).max()) for name, values in state.items())
+def _rows(arrays: Arrays) -> npt.NDArray[np.float32]:
+    """Put arrays (rows, ...) side by side."""
+    if not arrays:
+        return np.empty((0, 0), np.float32)
+    return np.concatenate([array.reshape(len(array), -1) for array in arrays.values()], axis=1)
 
 
 def _position(vectors: Mapping[str, torch.Tensor], sampler: Sampler) -> torch.Tensor:
     return torch.cat([vectors[name] for name in sampler.position]).double()
 
 
-def _coefficients(algorithm: Algorithm, sampler: Sampler, step_sizes: Array) -> Array:
+def _coefficients(recording: Recording) -> Array:
     """Return how far each step's gradient alone moves what is read, shape (steps,).
 
     The steps take the place of the parameters: the gradient of step k is the k-th unit vector.
     """
+    sampler = recording.sampler
+    step_sizes = recording.step_sizes
     count = len(step_sizes)
     names = ("parameters", *sampler.moments)
     state = ChainState({name: torch.zeros(count, dtype=torch.float64) for name in names})
     gradients = torch.eye(count, dtype=torch.float64)
     for gradient, step_size in zip(gradients, step_sizes, strict=True):
-        state = algorithm.step(state, gradient, float(step_size))
+        state = recording.algorithm.step(state, gradient, float(step_size))
     moved = state.vectors["first_moment"] if sampler.rescales else -state.parameters
     return moved.numpy()

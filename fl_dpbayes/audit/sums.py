@@ -1,8 +1,6 @@
 """Who joins a batch, and what each unit adds: groups of units with known gradients, little noise.
 
-Each group's units hold the same records, so the released sum is  y = sum_g c_g clip_C(g_g) / C +
-sigma xi  with c_g the number of them that joined. The auditor computes the gradients apart (plain
-autograd in float64) and finds the c_g by least squares; what is left must be noise.
+The auditor finds by least squares how many units of each group joined; what is left must be noise.
 """
 
 import math
@@ -12,20 +10,18 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from fl_dpbayes.audit import gradients as auditor
-from fl_dpbayes.audit.canary_site import CanaryRecords, CanarySite, write_canary_site
-from fl_dpbayes.audit.reading import Course, Reading, loud_plan, own_plan, read_all
+from fl_dpbayes.audit.crowd import RECORDS_PER_UNIT, Crowd, write_crowd
+from fl_dpbayes.audit.noise_questions import mean_noise_std
+from fl_dpbayes.audit.plans import loud_plan, own_plan
+from fl_dpbayes.audit.reading import Course, Reading, read_mean, record_all
 from fl_dpbayes.config import Scenario
 from fl_dpbayes.privacy import audit_statistics as statistics
-from fl_dpbayes.privacy.audit_statistics import Check, Finding, Questions, mean_test, variance_test
+from fl_dpbayes.privacy.audit_statistics import Check, Questions, mean_test, variance_test
 
 Array = npt.NDArray[np.float64]
 
 FALSE_ALARM = 1.5e-5
-RECORDS_PER_UNIT = (1, 3)
 MOST_GROUPS = 8
-# Below it the noise would be amplified too much when the groups are told apart.
-LEAST_SINGULAR_VALUE = 0.15
 # So many units join a batch on average, as far as a site may be so large.
 EXPECTED_BATCH = 30
 LEAST_UNITS = 160
@@ -42,35 +38,9 @@ NOISE_FULL = 0.01
 # are.
 MOVE_OF_STEP = 1.0
 MOVE_OF_STRETCH = 3e-4
-# Scale of weight draws, before the softplus, that makes each draw the mean.
-NO_SPREAD = -20.0
 # Shares by which float32 and the small moves may change a mean or a sum of squares.
 SLACK_OF_MEAN = 0.01
 SLACK_OF_SQUARES = 0.02
-
-
-@dataclass(frozen=True)
-class Crowd:
-    """A canary site of groups of units.
-
-    Attributes:
-        site: It declares DECLARED of its units.
-        start: State to train from, name -> vector of shape (d,).
-        clip_norm: C.
-        sizes: Units n_g of each group, shape (G,).
-        shares: Clipped gradient of a unit of each group over C, shape (G, d).
-    """
-
-    site: CanarySite
-    start: dict[str, Array]
-    clip_norm: float
-    sizes: Array
-    shares: Array
-
-    @property
-    def count_covariance(self) -> Array:
-        """Covariance of the least-squares counts for noise of variance 1: (A A^T)^-1, (G, G)."""
-        return np.linalg.inv(self.shares @ self.shares.T).astype(np.float64)
 
 
 @dataclass(frozen=True)
@@ -86,6 +56,11 @@ class Count:
     reading: Reading
     counts: Array
     residual: float
+
+    @property
+    def weight(self) -> float:
+        """Share of a single step's variance that is left in the mean: sum v_k^2."""
+        return float(np.square(self.reading.weights).sum())
 
 
 def audit_sums(scenario: Scenario, folder: Path, generator: np.random.Generator) -> list[Check]:
@@ -105,7 +80,15 @@ def audit_sums(scenario: Scenario, folder: Path, generator: np.random.Generator)
     checks = []
     rate = scenario.privacy.sampling_rate
     for records in RECORDS_PER_UNIT:
-        crowd = _write_crowd(scenario, folder / f"crowd-{records}", generator, records)
+        crowd = write_crowd(
+            scenario,
+            folder / f"crowd-{records}",
+            generator,
+            groups=MOST_GROUPS,
+            units=min(MOST_UNITS, max(LEAST_UNITS, math.ceil(EXPECTED_BATCH / rate))),
+            records_per_unit=records,
+            declared_share=DECLARED,
+        )
         questions: Questions = {}
         if rate < 1:
             single_steps = _count_units(crowd, scenario, rate=rate, run=1, length=1)
@@ -115,78 +98,7 @@ def audit_sums(scenario: Scenario, folder: Path, generator: np.random.Generator)
         questions |= _contribution_questions(crowd, full_batches)
         part = f"units of {records} record{'s'[: records - 1]}"
         checks += statistics.verdicts(part, questions, FALSE_ALARM / len(RECORDS_PER_UNIT))
-        checks.append(
-            Check(
-                part=part,
-                what="a kept sample is the released state, to the last bit",
-                value=max(count.reading.sample_difference for count in full_batches),
-                limit=0.0,
-                relation="at most",
-                finds="one bit",
-            )
-        )
     return checks
-
-
-def _write_crowd(
-    scenario: Scenario, folder: Path, generator: np.random.Generator, records: int
-) -> Crowd:
-    """Write a site of units of `records` equal records, whose gradients can be told apart."""
-    task = scenario.data.source.task
-    plan = own_plan(scenario, pre_noise=0.0)
-    levels, labels = auditor.synthetic_records(task, generator, MOST_GROUPS)
-    # Masks of hidden units are the site's own secret: from a zero start they reach no gradient.
-    if plan.sampler.needs_hidden_units:
-        start = auditor.start_vector(scenario.model, task, generator, 0.0)
-    else:
-        start = auditor.reaching_start(scenario, folder, generator, levels[0], int(labels[0]))
-    gradients = records * np.stack(
-        [
-            auditor.unit_gradient(scenario, folder, start, levels[group], int(labels[group]))
-            for group in range(MOST_GROUPS)
-        ]
-    )
-    longest = float(np.linalg.norm(gradients, axis=1).max())
-    clip_norm = auditor.clip_norm_for(plan.privacy, longest)
-    has_spread = "spread" in plan.sampler.position
-    clipped = np.stack(
-        [
-            auditor.clipped(gradient, scenario, clip_norm, spread=has_spread)
-            for gradient in gradients
-        ]
-    )
-    shares = clipped / clip_norm
-    groups = _independent_groups(shares)
-    wanted_units = math.ceil(EXPECTED_BATCH / plan.privacy.sampling_rate)
-    group_size = math.ceil(min(MOST_UNITS, max(LEAST_UNITS, wanted_units)) / len(groups))
-    rows = np.repeat(groups, group_size * records)
-    site = write_canary_site(
-        folder / "site",
-        scenario,
-        CanaryRecords(
-            task=task,
-            features=levels[rows],
-            labels=labels[rows],
-            units=[f"unit-{number // records}" for number in range(len(rows))],
-        ),
-        units=round(DECLARED * group_size * len(groups)),
-    )
-    return Crowd(
-        site=site,
-        start={"parameters": start, "spread": np.full(len(start), NO_SPREAD)},
-        clip_norm=clip_norm,
-        sizes=np.full(len(groups), float(group_size)),
-        shares=shares[groups],
-    )
-
-
-def _independent_groups(shares: Array) -> list[int]:
-    """Choose as many groups, from the first on, as can be told apart."""
-    groups: list[int] = []
-    for group in range(len(shares)):
-        if np.linalg.svd(shares[[*groups, group]], compute_uv=False)[-1] >= LEAST_SINGULAR_VALUE:
-            groups.append(group)
-    return groups
 
 
 def _count_units(
@@ -205,11 +117,21 @@ def _count_units(
     course = Course(site=crowd.site, model=scenario.model, plan=plan, run=run)
     inverse = np.linalg.pinv(crowd.shares)
     rows = []
-    for reading in read_all(course, crowd.start, length):
+    for recording in record_all(course, crowd.start, length):
+        reading = read_mean(recording)
         counts = reading.mean @ inverse
         squares = float(np.square(reading.mean - counts @ crowd.shares).sum())
         rows.append(Count(reading=reading, counts=counts, residual=squares / reading.noise_std**2))
     return rows
+
+
+def _noise_covariance(crowd: Crowd) -> Array:
+    """Return the covariance (A A^T)^-1 of least-squares counts for noise of variance 1."""
+    return np.linalg.inv(crowd.shares @ crowd.shares.T).astype(np.float64)
+
+
+def _whitened(deviation: Array, covariance: Array) -> float:
+    return float(deviation @ np.linalg.solve(covariance, deviation))
 
 
 def _sampling_questions(crowd: Crowd, by_length: list[list[Count]]) -> Questions:
@@ -222,50 +144,43 @@ def _sampling_questions(crowd: Crowd, by_length: list[list[Count]]) -> Questions
     rows = [count for counts in by_length for count in counts]
     accounted = rows[0].reading.sampling_rate
     groups = len(crowd.sizes)
-    noise_covariance = crowd.count_covariance
-    binomial_variance = crowd.sizes * accounted * (1 - accounted)
+    noise_covariance = _noise_covariance(crowd)
+    binomial_covariance = np.diag(crowd.sizes * accounted * (1 - accounted))
 
     def covariance(count: Count) -> Array:
-        weight = float(np.square(count.reading.weights).sum())
-        return weight * np.diag(binomial_variance) + count.reading.noise_std**2 * noise_covariance
+        return count.weight * binomial_covariance + count.reading.noise_std**2 * noise_covariance
 
-    deviations = [count.counts - crowd.sizes * accounted for count in rows]
-    whitened = [
-        deviation @ np.linalg.solve(covariance(count), deviation)
-        for deviation, count in zip(deviations, rows, strict=True)
-    ]
-    total_deviations = [float(deviation.sum()) for deviation in deviations]
-    total_variances = [float(covariance(count).sum()) for count in rows]
-    total_squares = sum(
-        deviation**2 / variance
-        for deviation, variance in zip(total_deviations, total_variances, strict=True)
-    )
+    totals = np.empty(len(rows))
+    variances = np.empty(len(rows))
+    group_squares = 0.0
+    for number, count in enumerate(rows):
+        deviation = count.counts - crowd.sizes * accounted
+        totals[number] = deviation.sum()
+        variances[number] = covariance(count).sum()
+        group_squares += _whitened(deviation, covariance(count))
     pairs = [pair for counts in by_length for pair in zip(counts[0::2], counts[1::2], strict=False)]
-    pair_squares = 0.0
-    for first, second in pairs:
-        difference = first.counts - second.counts
-        pair_covariance = covariance(first) + covariance(second)
-        pair_squares += float(difference @ np.linalg.solve(pair_covariance, difference))
+    pair_squares = sum(
+        _whitened(first.counts - second.counts, covariance(first) + covariance(second))
+        for first, second in pairs
+    )
     # Stretches count by the number of steps that their weights are worth.
-    steps = np.array([1 / float(np.square(count.reading.weights).sum()) for count in rows])
+    steps = np.array([1 / count.weight for count in rows])
     weights = steps / steps.sum()
     expected = float(crowd.sizes.sum()) * accounted
     joined = mean_test(
-        float(weights @ total_deviations),
-        math.sqrt(float(np.square(weights) @ total_variances)),
+        float(weights @ totals),
+        math.sqrt(float(np.square(weights) @ variances)),
         "all batches",
         unit=expected,
         slack=SLACK_OF_MEAN * expected,
     )
     kurtosis = statistics.count_kurtosis(float(crowd.sizes.sum()), accounted)
     group_kurtosis = statistics.count_kurtosis(float(crowd.sizes[0]), accounted)
+    size_squares = float((np.square(totals) / variances).sum())
     squares = [
-        variance_test(total_squares, len(rows), "sizes of batches", kurtosis=kurtosis),
+        variance_test(size_squares, len(rows), "sizes of batches", kurtosis=kurtosis),
         variance_test(
-            float(np.sum(whitened)),
-            len(rows) * groups,
-            "groups of units",
-            kurtosis=group_kurtosis,
+            group_squares, len(rows) * groups, "groups of units", kurtosis=group_kurtosis
         ),
         variance_test(
             pair_squares, len(pairs) * groups, "batches apart", kurtosis=group_kurtosis / 2
@@ -279,21 +194,20 @@ def _sampling_questions(crowd: Crowd, by_length: list[list[Count]]) -> Questions
 
 def _contribution_questions(crowd: Crowd, rows: list[Count]) -> Questions:
     """Test sums over all units: the right number of clipped gradients, and nothing else."""
-    covariance = crowd.count_covariance
     mean_errors = np.mean([count.counts for count in rows], axis=0) - crowd.sizes
-    noise_std = math.sqrt(sum(count.reading.noise_std**2 for count in rows)) / len(rows)
-    amounts: list[Finding] = []
-    for group, size in enumerate(crowd.sizes.tolist()):
-        amounts.append(
-            mean_test(
-                float(mean_errors[group]),
-                noise_std * math.sqrt(covariance[group, group]),
-                f"group {group + 1}",
-                unit=size,
-                slack=SLACK_OF_MEAN * size,
-            )
+    noise_std = mean_noise_std([count.reading.noise_std for count in rows])
+    deviations = noise_std * np.sqrt(np.diag(_noise_covariance(crowd)))
+    amounts = [
+        mean_test(
+            float(mean_errors[group]),
+            float(deviations[group]),
+            f"group {group + 1}",
+            unit=size,
+            slack=SLACK_OF_MEAN * size,
         )
-    residuals: list[Finding] = []
+        for group, size in enumerate(crowd.sizes.tolist())
+    ]
+    residuals = []
     degrees = len(rows) * (crowd.shares.shape[1] - len(crowd.sizes))
     # A model of fewer parameters than groups leaves nothing over.
     if degrees:

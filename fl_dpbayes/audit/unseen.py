@@ -1,7 +1,7 @@
 """What an audit says nothing about: the list that it ends with, one sentence for each."""
 
 from fl_dpbayes.audit.noise import MOST_CHAINS
-from fl_dpbayes.audit.reading import private_settings
+from fl_dpbayes.audit.plans import private_settings
 from fl_dpbayes.config import Scenario
 
 # Subject -> sentence, of every scenario.

@@ -65,7 +65,7 @@ class Check:
     what: str
     value: float
     limit: float
-    relation: Literal["at most", "at least"]
+    relation: Literal["at most", "at least"] = "at most"
     where: str = ""
     finds: str = ""
 
@@ -79,10 +79,52 @@ class Check:
 Questions = dict[str, list[Finding]]
 
 
-def variance_test(
-    total: float, degrees: float, where: str, *, kurtosis: float = 0.0, slack: float = 0.0
+def worst(
+    probabilities: Array, where: Callable[[int], str], effect: Callable[[float], Effect]
 ) -> Finding:
-    """Test that a sum of squares has the variance that was claimed, two-sided.
+    """Join m tests of one kind into one (Bonferroni): p = min(1, m min p_i).
+
+    They need not be independent.
+
+    Args:
+        probabilities: p_i, shape (m,).
+        where: Gives the place of a test by its number, in words.
+        effect: Gives the effect of one test by its level.
+
+    Returns:
+        The joint finding.
+    """
+    count = len(probabilities)
+    least = int(np.argmin(probabilities))
+    return Finding(
+        probability=min(1.0, count * float(probabilities[least])),
+        where=where(least),
+        effect=lambda level: effect(level / count),
+    )
+
+
+def two_sided(below: Array, above: Array) -> Array:
+    """Return p = min(1, 2 min(P(X <= x), P(X >= x))).
+
+    Args:
+        below: Probabilities of as little.
+        above: Probabilities of as much.
+
+    Returns:
+        Of the same shape.
+    """
+    return np.minimum(1.0, 2 * np.minimum(below, above))
+
+
+def deviation_tests(
+    squares: Array,
+    degrees: float,
+    where: Callable[[int], str],
+    *,
+    kurtosis: float = 0.0,
+    slack: float = 0.0,
+) -> Finding:
+    """Test that sums of squares have the variance that was claimed, two-sided.
 
         X = sum z^2 ~ c chi^2_nu,   c = (2 + k) / 2,   nu = degrees / c
 
@@ -91,31 +133,46 @@ def variance_test(
     sqrt(q(level / 2) / q(1 - MISS)), q the quantiles of chi^2_nu.
 
     Args:
-        total: X, of z with unit variance as claimed.
-        degrees: Number of squares, above zero.
-        where: What the numbers are, in words.
+        squares: X of each test, of z with unit variance as claimed.
+        degrees: Number of squares in each, above zero.
+        where: Gives the place of a sum by its number, in words.
         kurtosis: k.
         slack: Relative amount by which the variance may be off.
 
     Returns:
-        The finding.
+        The joint finding.
     """
     scale = 1 + kurtosis / 2
     nu = degrees / scale
-    chance_below = chi2.cdf(total / (1 - slack) / scale, nu)
-    chance_above = chi2.sf(total / (1 + slack) / scale, nu)
+    below = chi2.cdf(squares / (1 - slack) / scale, nu)
+    above = chi2.sf(squares / (1 + slack) / scale, nu)
 
     def effect(level: float) -> Effect:
         ratio = math.sqrt((1 - slack) * chi2.ppf(level / 2, nu) / chi2.isf(MISS, nu))
-        return Effect(
-            size=1 - ratio if degrees else 1.0,
-            words=f"a deviation of {min(ratio, 1):.2g} times the claim or less",
-        )
+        words = f"a deviation of {min(ratio, 1):.2g} times the claim or less"
+        return Effect(size=1 - ratio, words=words)
 
-    return Finding(
-        probability=min(1.0, 2 * float(min(chance_below, chance_above))),
-        where=f"{where}, {math.sqrt(max(total, 0) / degrees):.3g} times the claim",
-        effect=effect,
+    return worst(two_sided(below, above), where, effect)
+
+
+def variance_test(
+    total: float, degrees: float, where: str, *, kurtosis: float = 0.0, slack: float = 0.0
+) -> Finding:
+    """Test a single sum of squares as `deviation_tests` does.
+
+    Args:
+        total: X.
+        degrees: Number of squares, above zero.
+        where: What the numbers are, in words.
+        kurtosis: As there.
+        slack: As there.
+
+    Returns:
+        The finding.
+    """
+    place = f"{where}, {math.sqrt(max(total, 0) / degrees):.3g} times the claim"
+    return deviation_tests(
+        np.array([total]), degrees, lambda _: place, kurtosis=kurtosis, slack=slack
     )
 
 
@@ -179,10 +236,37 @@ def mean_test(
     )
 
 
+def correlation_probability(cosines: Array, sizes: Array | int) -> Array:
+    """Return how probable correlations are for independent Gaussian noise.
+
+        r^2 = <z, z'>^2 / (|z|^2 |z'|^2) ~ Beta(1/2, (n - 1) / 2)
+
+    Args:
+        cosines: r, of any shape.
+        sizes: n of the vectors (n,), n >= 2.
+
+    Returns:
+        Probabilities of as large a correlation, of the same shape.
+    """
+    probabilities: Array = betainc((sizes - 1) / 2, 0.5, np.maximum(0.0, 1 - np.square(cosines)))
+    return probabilities
+
+
+def cosines_of(vectors: Array) -> Array:
+    """Return the cosines of every two vectors.
+
+    Args:
+        vectors: None of them zero, shape (m, n).
+
+    Returns:
+        Shape (m, m).
+    """
+    rows = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    return rows @ rows.T
+
+
 def correlation_tests(vectors: Mapping[str, Array]) -> list[Finding]:
     """Test that no two vectors of noise have anything in common.
-
-        r^2 = <z, z'>^2 / (|z|^2 |z'|^2) ~ Beta(1/2, (d - 1) / 2)
 
     It finds a correlation of r(level) + z(MISS) / sqrt(d), at most 1: a repetition is always found.
 
@@ -196,18 +280,17 @@ def correlation_tests(vectors: Mapping[str, Array]) -> list[Finding]:
     labels = [label for label, vector in vectors.items() if vector.any()]
     if not labels or len(vectors[labels[0]]) < 2:
         return []
-    rows = np.stack([vectors[label] / np.linalg.norm(vectors[label]) for label in labels])
-    size = rows.shape[1]
-    cosines = rows @ rows.T
-
-    def finding(i: int, j: int) -> Finding:
-        return Finding(
-            probability=float(betainc((size - 1) / 2, 0.5, max(0.0, 1 - cosines[i, j] ** 2))),
+    cosines = cosines_of(np.stack([vectors[label] for label in labels]))
+    size = len(vectors[labels[0]])
+    probabilities = correlation_probability(cosines, size)
+    return [
+        Finding(
+            probability=float(probabilities[i, j]),
             where=f"{labels[i]} and {labels[j]}, {cosines[i, j]:+.3g}",
             effect=lambda level: correlation_effect(level, size),
         )
-
-    return [finding(i, j) for i, j in combinations(range(len(labels)), 2)]
+        for i, j in combinations(range(len(labels)), 2)
+    ]
 
 
 def correlation_effect(level: float, size: int) -> Effect:

@@ -10,14 +10,18 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import betainc
-from scipy.stats import binom, chi2, kstwo, norm
+from scipy.stats import binom, chi2, kstest, kstwo, norm
 
 from fl_dpbayes.privacy.audit_statistics import (
     MISS,
     Effect,
     Finding,
     correlation_effect,
+    correlation_probability,
+    cosines_of,
+    deviation_tests,
+    two_sided,
+    worst,
 )
 
 Array = npt.NDArray[np.float64]
@@ -38,30 +42,6 @@ class VectorPair(NamedTuple):
     name: str
     first: Array
     second: Array
-
-
-def worst(
-    probabilities: Array, where: Callable[[int], str], effect: Callable[[float], Effect]
-) -> Finding:
-    """Join m tests of one kind into one (Bonferroni): p = min(1, m min p_i).
-
-    They need not be independent.
-
-    Args:
-        probabilities: p_i, shape (m,).
-        where: Gives the place of a test by its number, in words.
-        effect: Gives the effect of one test by its level.
-
-    Returns:
-        The joint finding.
-    """
-    count = len(probabilities)
-    least = int(np.argmin(probabilities))
-    return Finding(
-        probability=min(1.0, count * float(probabilities[least])),
-        where=where(least),
-        effect=lambda level: effect(level / count),
-    )
 
 
 def mean_tests(means: Array, where: Callable[[int], str], rows: int, slack: float = 0.0) -> Finding:
@@ -85,27 +65,6 @@ def mean_tests(means: Array, where: Callable[[int], str], rows: int, slack: floa
     return worst(np.minimum(1.0, 2 * norm.sf(scores)), where, effect)
 
 
-def deviation_tests(squares: Array, degrees: float, where: Callable[[int], str]) -> Finding:
-    """Test that each sum of squares has the law chi^2 of so many degrees, two-sided.
-
-    Args:
-        squares: The sums.
-        degrees: Of each.
-        where: Gives the place of a sum by its number, in words.
-
-    Returns:
-        The joint finding.
-    """
-    tails = np.minimum(chi2.cdf(squares, degrees), chi2.sf(squares, degrees))
-
-    def effect(level: float) -> Effect:
-        ratio = math.sqrt(chi2.ppf(level / 2, degrees) / chi2.isf(MISS, degrees))
-        words = f"a deviation of {min(ratio, 1):.2g} times the claim or less"
-        return Effect(size=1 - ratio, words=words)
-
-    return worst(np.minimum(1.0, 2 * tails), where, effect)
-
-
 def spread_test(squares: Array, degrees: float, where: str) -> Finding:
     """Test that independent sums of squares differ as much among themselves as chi^2 lets them.
 
@@ -126,7 +85,6 @@ def spread_test(squares: Array, degrees: float, where: str) -> Finding:
     scores = _normal_scores(chi2.cdf(squares, degrees), chi2.sf(squares, degrees))
     total = float(scores @ scores)
     count = len(scores)
-    tail = min(float(chi2.cdf(total, count)), float(chi2.sf(total, count)))
 
     def effect(level: float) -> Effect:
         ratio = float(chi2.isf(level / 2, count) / chi2.isf(1 - MISS, count))
@@ -134,7 +92,7 @@ def spread_test(squares: Array, degrees: float, where: str) -> Finding:
         return Effect(size=varied, words=f"variances that vary by {varied:.1%} or more")
 
     return Finding(
-        probability=min(1.0, 2 * tail),
+        probability=float(two_sided(chi2.cdf(total, count), chi2.sf(total, count))),
         where=f"{where}: {math.sqrt(total / count):.3g} of what is expected",
         effect=effect,
     )
@@ -201,20 +159,15 @@ def law_tests(noise: Array, where: str) -> list[Finding]:
 
 
 def _distance_test(noise: Array, where: str) -> Finding:
-    ordered = np.sort(noise, axis=None)
-    count = len(ordered)
-    reached = norm.cdf(ordered)
-    ranks = np.arange(count)
-    distance = float(max((reached - ranks / count).max(), ((ranks + 1) / count - reached).max()))
+    count = noise.size
 
     def effect(level: float) -> Effect:
         least = float(kstwo.isf(level, count)) + float(norm.isf(MISS)) / (2 * math.sqrt(count))
         words = f"a distribution function that is {least:.2g} off, or more"
         return Effect(size=least, words=words)
 
-    return Finding(
-        probability=float(kstwo.sf(distance, count)), where=f"{where}, all numbers", effect=effect
-    )
+    probability = float(kstest(noise.ravel(), "norm", method="exact").pvalue)
+    return Finding(probability=probability, where=f"{where}, all numbers", effect=effect)
 
 
 def _tail_test(noise: Array, where: str) -> Finding:
@@ -236,8 +189,7 @@ def _tail_test(noise: Array, where: str) -> Finding:
         expected = count * shares[number]
         return f"{where}, {beyond[number]} beyond {ends[number]:.3g}, not {expected:.3g}"
 
-    tails = np.minimum(1.0, 2 * np.minimum(below_or_equal, above_or_equal))
-    return worst(tails, place, effect)
+    return worst(two_sided(below_or_equal, above_or_equal), place, effect)
 
 
 def collision_test(noise: Array, where: str) -> Finding:
@@ -287,7 +239,7 @@ def direction_tests(
     directions: Mapping[str, Array],
     where: str,
     *,
-    slack: Mapping[str, float] | None = None,
+    slack: float = 0.0,
 ) -> list[Finding]:
     """Test deviation and mean of the noise along directions that were chosen without it.
 
@@ -297,7 +249,7 @@ def direction_tests(
         noise: z_t, shape (T, d).
         directions: Of any length, shape (d,), by name; those of zeros are left out.
         where: What the noise is, in words.
-        slack: How far a mean may be off, by name; 0 where it is not given.
+        slack: How far a mean may be off.
 
     Returns:
         A finding of the deviations and one of the means.
@@ -306,15 +258,15 @@ def direction_tests(
     along = np.stack([directions[name] / np.linalg.norm(directions[name]) for name in names])
     projected = noise @ along.T
     rows = len(noise)
-    allowed = np.array([(slack or {}).get(name, 0.0) for name in names])
     deviations = np.sqrt(np.square(projected).mean(axis=0))
 
     def place(number: int) -> str:
         return f"{where}, {names[number]}: {deviations[number]:.3g} times the claim"
 
     squares = np.square(projected).sum(axis=0)
-    means = np.maximum(0.0, np.abs(projected.mean(axis=0)) - allowed)
-    offset = mean_tests(means, lambda number: f"{where}, mean along {names[number]}", rows)
+    offset = mean_tests(
+        projected.mean(axis=0), lambda number: f"{where}, mean along {names[number]}", rows, slack
+    )
     return [deviation_tests(squares, rows, place), offset]
 
 
@@ -347,7 +299,7 @@ def leading_test(noise: Array, where: str) -> Finding:
             totals.append(float(np.square(tested @ group.T).sum()))
             degrees.append(len(group) * half)
     sizes = np.array(degrees)
-    tails = np.minimum(chi2.cdf(totals, sizes), chi2.sf(totals, sizes))
+    probabilities = two_sided(chi2.cdf(totals, sizes), chi2.sf(totals, sizes))
     most_degrees = int(sizes.max())
     ratios = np.sqrt(np.array(totals) / sizes)
 
@@ -359,7 +311,7 @@ def leading_test(noise: Array, where: str) -> Finding:
     def place(number: int) -> str:
         return f"{where}, {ratios[number]:.3g} times the claim"
 
-    return worst(np.minimum(1.0, 2 * tails), place, effect)
+    return worst(probabilities, place, effect)
 
 
 def correlation_test(pairs: Sequence[VectorPair], where: str) -> Finding:
@@ -376,7 +328,7 @@ def correlation_test(pairs: Sequence[VectorPair], where: str) -> Finding:
     """
     cosines = np.array([_cosine(pair.first, pair.second) for pair in pairs])
     sizes = np.array([pair.first.size for pair in pairs])
-    probabilities = betainc((sizes - 1) / 2, 0.5, np.maximum(0.0, 1 - np.square(cosines)))
+    probabilities = correlation_probability(cosines, sizes)
     shortest = int(sizes.min())
 
     def place(number: int) -> str:
@@ -440,16 +392,14 @@ def pair_test(vectors: Array, where: str) -> Finding:
     Returns:
         The joint finding.
     """
-    lengths = np.linalg.norm(vectors, axis=1)
-    rows = vectors[lengths > 0] / lengths[lengths > 0, None]
-    count = len(rows)
-    size = vectors.shape[1]
-    cosines = np.abs(rows @ rows.T)
+    nonzero = vectors[vectors.any(axis=1)]
+    count, size = nonzero.shape
+    cosines = np.abs(cosines_of(nonzero))
     np.fill_diagonal(cosines, 0.0)
     largest = float(cosines.max(initial=0.0))
     first, second = np.unravel_index(int(cosines.argmax()), cosines.shape)
     pairs = max(1, count * (count - 1) // 2)
-    probability = float(betainc((size - 1) / 2, 0.5, max(0.0, 1 - largest**2)))
+    probability = float(correlation_probability(np.array(largest), size))
     return Finding(
         probability=min(1.0, pairs * probability),
         where=f"{where} {first + 1} and {second + 1}, correlation {largest:.3g}",
@@ -479,7 +429,7 @@ def bit_tests(counts: Array, trials: Array, where: Callable[[int], str]) -> Find
         alike = max(fewest, 1 - math.floor(math.log2(level)))
         return Effect(size=1.0, words=f"bits that are always alike among {alike} or more")
 
-    return worst(np.minimum(1.0, 2 * np.minimum(below_or_equal, above_or_equal)), where, effect)
+    return worst(two_sided(below_or_equal, above_or_equal), where, effect)
 
 
 def _normal_scores(below: Array, above: Array) -> Array:

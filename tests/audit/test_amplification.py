@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from clients.own_site import compute_device
-from fl_dpbayes.audit import one_unit as amplification
-from fl_dpbayes.audit.one_unit import worst_movement
+from fl_dpbayes.audit import rounding
+from fl_dpbayes.audit.rounding import worst_movement
 from fl_dpbayes.config.task import CNNModel, LogisticModel, MLPModel, Task
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.dropout import DropoutModule
@@ -79,7 +79,7 @@ MANY = [*range(1, 66), *range(1023, 1041)], range(4090, 4111)
 def test_large_batches(name, monkeypatch) -> None:
     sizes, large = MANY if name in ("logistic", "mlp") else FEW
     assert 0.5 < worst_movement(*MODULES[name](), 2, sizes) <= 1
-    monkeypatch.setattr(amplification, "START_STATES", 1)
+    monkeypatch.setattr(rounding, "START_STATES", 1)
     assert 0.5 < worst_movement(*MODULES[name](), 2, large) <= 1
 
 

@@ -12,9 +12,10 @@ from fl_dpbayes.audit import canaries, counts, noise, one_unit, own_releases, re
 from fl_dpbayes.audit.audit import audit_scenario
 from fl_dpbayes.audit.canaries import audit_canaries
 from fl_dpbayes.audit.counts import audit_counts
-from fl_dpbayes.audit.noise import UNITS, audit_noise, still_plan
+from fl_dpbayes.audit.noise import audit_noise, still_plan
 from fl_dpbayes.audit.one_unit import audit_one_unit
-from fl_dpbayes.audit.reading import own_plan
+from fl_dpbayes.audit.plans import own_plan
+from fl_dpbayes.audit.silent import UNITS
 from fl_dpbayes.audit.sums import audit_sums
 from fl_dpbayes.config.scenario import Scenario, load_scenario, shipped_scenarios
 from fl_dpbayes.errors import UserError

@@ -443,7 +443,7 @@ PLAIN = {
         "one batch for the whole stretch",
     ),
     (audit_sums, RATE): ("joins too often",),
-    (audit_sums, "a kept sample is the released state"): ("samples kept before their noise",),
+    (audit_within, "a kept sample is the released state"): ("samples kept before their noise",),
     (audit_counts, "cap on a unit's records"): (
         "isotonic noise forgets its cap",
         "evaluation noise forgets its cap",

@@ -9,7 +9,7 @@ import pandas
 import pytest
 from flwr.app import Message
 
-from fl_dpbayes.audit.one_unit import amplify
+from fl_dpbayes.audit.rounding import amplify
 from fl_dpbayes.config.task import MLPModel, Task
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import to_vector, vector_to_arrays

@@ -8,7 +8,7 @@ import pytest
 from scipy.stats import binom
 
 from fl_dpbayes.privacy import noise_statistics as statistics
-from fl_dpbayes.privacy.audit_statistics import Finding
+from fl_dpbayes.privacy.audit_statistics import Finding, deviation_tests
 
 ROWS = 60
 SIZE = 12
@@ -40,7 +40,7 @@ def directions(noise: np.ndarray) -> list[Finding]:
 TESTS: dict[str, tuple[Test, bool]] = {
     "distance": (lambda noise: statistics.law_tests(noise, "")[0], True),
     "tails": (lambda noise: statistics.law_tests(noise, "")[1], False),
-    "deviations": (lambda noise: statistics.deviation_tests(columns(noise), ROWS, str), True),
+    "deviations": (lambda noise: deviation_tests(columns(noise), ROWS, str), True),
     "spread": (lambda noise: statistics.spread_test(columns(noise), ROWS, ""), True),
     "means": (lambda noise: statistics.mean_tests(noise.mean(axis=0), str, ROWS), True),
     "excess": (
@@ -135,10 +135,10 @@ def test_the_stated_offset_and_deviation_are_missed_once_in_a_thousand() -> None
         ]
     )
     assert missed < 3e-3
-    ratio = 1 - statistics.deviation_tests(np.full(1, float(rows)), rows, str).effect(level)[0]
+    ratio = 1 - deviation_tests(np.full(1, float(rows)), rows, str).effect(level)[0]
     squares = ratio**2 * generator.chisquare(rows, 20_000)
     missed = np.mean(
-        [statistics.deviation_tests(each[None], rows, str).probability >= level for each in squares]
+        [deviation_tests(each[None], rows, str).probability >= level for each in squares]
     )
     assert missed < 3e-3
 
