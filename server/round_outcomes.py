@@ -1,4 +1,4 @@
-"""How sites answered in a round, as the run's journal keeps it, and how a site's rounds went."""
+"""How sites answered in a round, as the run's store keeps it, and how a site's rounds went."""
 
 import math
 import sys
@@ -53,7 +53,7 @@ def _infinite_if_none(value: float | None) -> float:
 
 
 class ReplyOutcome(Config):
-    """What the journal keeps of a reply.
+    """What the store keeps of a reply.
 
     Attributes:
         samples: Number of its samples.
@@ -71,7 +71,7 @@ class ReplyOutcome(Config):
 
     @classmethod
     def of_reply(cls, reply: CheckedReply, previous: PrivacyStatement | None) -> "ReplyOutcome":
-        """Return what the journal keeps of a reply, after the site's statement before."""
+        """Return what the store keeps of a reply, after the site's statement before."""
         stretch = reply.stretch
         history = reply.privacy.history
         previous_history = previous.history if previous is not None else ()
@@ -107,7 +107,7 @@ class SiteOutcome(Config):
         status: One of `STATUSES`.
         detail: The reason of a reply that is not used.
         bytes_up: Size of the reply's arrays.
-        reply: What the journal keeps of a reply that is used.
+        reply: What the store keeps of a reply that is used.
     """
 
     site: str
