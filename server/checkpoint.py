@@ -228,31 +228,30 @@ def prepared_files(folder: Path) -> dict[str, str]:
     }
 
 
-def check_run_files(store: RunStore) -> None:
+def check_run_files(store: RunStore, only: str | None = None) -> None:
     """Compare the files that a run is made of with what its store says of them.
+
+    Args:
+        store: The run's store.
+        only: The one file to be compared, if the store says something of it; None: all of them, and
+            no other site file may be there.
 
     Raises:
         UserError: Names a file that is not as it was, or too many.
     """
     folder = store.path.parent
-    listed = store.latest("files")
-    for name in listed:
-        check_file(store, name)
+    digests = store.latest("files") or {}
+    for name, stored in digests.items():
+        if only in (None, name):
+            _check_file(folder / name, stored)
+    if only is not None:
+        return
     for path in sorted((folder / SITES_FOLDER).glob("*.toml")):
-        if path.relative_to(folder).as_posix() not in listed:
+        if path.relative_to(folder).as_posix() not in digests:
             raise UserError(f"{path} is no file of this run: move it out of the folder, then go on")
 
 
-def check_file(store: RunStore, name: str) -> None:
-    """Compare a file of a run directory with what the run's store says of it, if anything.
-
-    Raises:
-        UserError: It is not as it was.
-    """
-    path = store.path.parent / name
-    stored = (store.latest("files") or {}).get(name)
-    if stored is None:
-        return
+def _check_file(path: Path, stored: str) -> None:
     try:
         if file_sha256(path) != stored:
             raise UserError(f"{path} is not as it was written (its SHA-256 differs): {REMEDY}")

@@ -45,7 +45,7 @@ def resume_run(
             damaged, another process works on it, or the run failed.
     """
     import_apps()
-    from server.checkpoint import check_file, check_run_files, read_rounds
+    from server.checkpoint import check_run_files, read_rounds
 
     folder = folder.resolve()
     _check_holds_run(folder)
@@ -54,7 +54,7 @@ def resume_run(
         with RunStore.open(folder) as store:
             rounds = read_rounds(store)
             has_baselines = store.latest(BASELINES) is not None
-            check_file(store, SCENARIO_FILE)
+            check_run_files(store, only=SCENARIO_FILE)
             is_finished = _is_finished(folder)
             if rounds and not is_finished:
                 check_run_files(store)

@@ -217,7 +217,7 @@ def _print_start(scenario: Scenario, engine: str, folder: Path, console: Console
     )
     if scenario.privacy.kind == "none":
         console.print("NOT PRIVATE: privacy.kind is 'none', epsilon is infinite", style="bold red")
-    with RunStore.open_to_read(folder) as store:
+    with RunStore.open(folder, to_read=True) as store:
         units = store.latest(PARTITION)["units"]
     training_units = {
         name: units[name]["train"] for name, site in scenario.sites.items() if site.role == "train"

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from fl_dpbayes.files.kept import *
     from fl_dpbayes.files.record import *
     from fl_dpbayes.files.run_store import *
+    from fl_dpbayes.files.sqlite_chain import *
 
 _NAMES_OF_MODULES = {
     "array_values": ("check_values",),
@@ -57,6 +58,13 @@ _NAMES_OF_MODULES = {
         "canonical_json",
         "digest",
         "json_values",
+    ),
+    "sqlite_chain": (
+        "BrokenChainError",
+        "CHAIN_TABLE",
+        "append_row",
+        "connect",
+        "read_rows",
     ),
     "run_store": (
         "REMEDY",

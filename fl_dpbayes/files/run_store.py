@@ -9,8 +9,8 @@ import hashlib
 import json
 import math
 import sqlite3
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -22,7 +22,7 @@ from pydantic import Field, NonNegativeInt, TypeAdapter
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.files.array_values import check_values
 from fl_dpbayes.files.atomic_file import written
-from fl_dpbayes.files.hash_chain import FIRST_HEAD
+from fl_dpbayes.files.hash_chain import FIRST_HEAD, chain_head
 from fl_dpbayes.files.record import Config
 from fl_dpbayes.files.sqlite_chain import CHAIN_TABLE, append_row, connect, read_rows
 
@@ -31,9 +31,8 @@ REMEDY = (
     "put back a copy of it, or start anew with another --out (a new run spends privacy "
     f"budget again; what was released is in privacy.csv and {STORE_FILE})"
 )
-_FORMAT = 1
-# "flDP": says what the database is for.
-_APPLICATION = 0x666C4450
+# Files of versions that kept a run in many files.
+_EARLIER_FILES = ("journal.jsonl", "checkpoint.safetensors")
 _TABLES = {
     "arrays": "CREATE TABLE arrays (number INTEGER PRIMARY KEY, kind TEXT NOT NULL, owner TEXT "
     "NOT NULL, chain INTEGER NOT NULL, round INTEGER NOT NULL, layout TEXT NOT NULL, sha256 TEXT "
@@ -41,18 +40,29 @@ _TABLES = {
     "arrays_by_owner": "CREATE INDEX arrays_by_owner ON arrays (kind, owner, chain, round)",
     "chain": CHAIN_TABLE,
 }
-# Of these the newest of each owner and chain is there alone.
-_STATE = "state"
-_SAMPLES = "samples"
 _COLUMNS = "kind, owner, chain, round, layout, sha256"
 _COLUMN_TYPES = [str, str, int, int, str, str]
+_SAMPLES = "samples"
+# Of these the newest of each owner and chain is there alone.
+_STATE = "state"
+# What a store says of itself; the application is "flDP".
+_IDENTITY = {"journal_mode": "delete", "application_id": 0x666C4450, "user_version": 1}
+_SETTINGS = (
+    # What a file from a stranger could make SQLite do.
+    "trusted_schema = OFF",
+    "cell_size_check = ON",
+    "mmap_size = 0",
+    # FULL, and the folder too: after a power cut a round that sites were told of is there.
+    "synchronous = EXTRA",
+    "temp_store = MEMORY",
+    # Some builds of SQLite write zeros over all that is deleted.
+    "secure_delete = OFF",
+)
 _LOCK_SECONDS = 60.0
 _CHUNK_BYTES = 2**20
-# Of a text or of the arrays of one row: a reply has 512 MiB at most.
+# Of a text, or of the arrays of a row: a reply has 512 MiB at most.
 _MOST_BYTES = 2**29 + 2**20
-# Files of versions that kept a run in many files.
-_EARLIER_FILES = ("journal.jsonl", "checkpoint.safetensors")
-_DAMAGES = (sqlite3.Error, ValueError, TypeError, LookupError, ArithmeticError, RecursionError)
+_DAMAGES = (sqlite3.Error, ValueError, TypeError, LookupError, RecursionError)
 
 
 class _ArrayForm(Config):
@@ -89,14 +99,11 @@ class StoredArrays:
     round: int
     layout: str
 
-    def read(
-        self, names: Collection[str] | None = None, rows: npt.NDArray[np.intp] | None = None
-    ) -> dict[str, npt.NDArray]:
+    def read(self, names: Collection[str] | None = None) -> dict[str, npt.NDArray]:
         """Read arrays into memory.
 
         Args:
             names: Which; None for all.
-            rows: Ascending numbers of their rows; None for all.
 
         Returns:
             The arrays by name, all of whose values are finite and within float32's range.
@@ -104,7 +111,7 @@ class StoredArrays:
         Raises:
             UserError: If they are damaged.
         """
-        arrays = {}
+        arrays: dict[str, npt.NDArray] = {}
         with self.store.reading(), self.store.opened_body(self.number) as body:
             forms = _LAYOUT.validate_json(self.layout)
             if sum(form.bytes for form in forms) != len(body):
@@ -113,8 +120,11 @@ class StoredArrays:
             for form in forms:
                 if names is None or form.name in names:
                     body.seek(start)
-                    arrays[form.name] = _read_array(body, form, rows)
-                    check_values(form.name, arrays[form.name])
+                    # Writable, unlike bytes.
+                    content = bytearray(body.read(form.bytes))
+                    array = np.frombuffer(content, form.type).reshape(form.shape)
+                    check_values(form.name, array)
+                    arrays[form.name] = array
                 start += form.bytes
         return arrays
 
@@ -127,14 +137,13 @@ class RunStore:
     """
 
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
-        """Take over an open connection: see `make`, `open` and `open_to_read`."""
+        """Take over an open connection: see `make` and `open`."""
         self.path = path
         self._connection = connection
         self._head = FIRST_HEAD
         # Digest of all rows of samples, as of the last entry and with those put since.
         self._committed_samples = ""
         self._samples = ""
-        self._entries: list[dict[str, Any]] = []
 
     @classmethod
     def make(cls, folder: Path) -> Self:
@@ -154,40 +163,31 @@ class RunStore:
         return cls.open(folder)
 
     @classmethod
-    def open(cls, folder: Path) -> Self:
-        """Open the store of a run directory to go on with it.
+    def open(cls, folder: Path, *, to_read: bool = False) -> Self:
+        """Open the store of a run directory, and check all of it.
+
+        Args:
+            folder: The run directory.
+            to_read: Nothing can then be changed through it.
+
+        Returns:
+            The open store.
 
         Raises:
             UserError: If it is missing, damaged or of an older version, or another process holds
                 it.
         """
-        return cls._opened(folder, "rw")
-
-    @classmethod
-    def open_to_read(cls, folder: Path) -> Self:
-        """Open the store of a run directory; nothing can be changed through it.
-
-        Raises:
-            UserError: As by `open`.
-        """
-        return cls._opened(folder, "ro")
-
-    @classmethod
-    def _opened(cls, folder: Path, mode: Literal["rw", "ro"]) -> Self:
-        path = folder / STORE_FILE
         require_store(folder)
-        try:
-            connection = connect(path.resolve(), mode, _LOCK_SECONDS)
-        except sqlite3.Error as error:
-            raise UserError(f"{path} cannot be read ({error}): {REMEDY}") from None
-        store = cls(path, connection)
-        try:
-            with store.reading():
+        path = folder / STORE_FILE
+        with _reading(path):
+            connection = connect(path.resolve(), "ro" if to_read else "rw", _LOCK_SECONDS)
+            store = cls(path, connection)
+            try:
                 _prepare(connection)
                 store._check()
-        except BaseException:
-            connection.close()
-            raise
+            except BaseException:
+                connection.close()
+                raise
         return store
 
     def __enter__(self) -> Self:
@@ -219,11 +219,12 @@ class RunStore:
             self._connection.execute("COMMIT")
         self._head = row.head
         self._committed_samples = self._samples
-        self._entries.append(json.loads(text))
 
     def values(self, key: str) -> list[Any]:
         """Return what the entries say under a key, those that say it, in their order."""
-        return [entry[key] for entry in self._entries if key in entry]
+        with self.reading():
+            entries = [json.loads(row.text) for row in read_rows(self._connection)]
+        return [entry[key] for entry in entries if key in entry]
 
     def latest(self, key: str) -> Any:
         """Return what the last entry that has a key says under it; None if there is none."""
@@ -235,9 +236,7 @@ class RunStore:
         with self._changing():
             self._connection.execute("DELETE FROM chain")
             self._connection.execute("DELETE FROM arrays")
-        self._head = FIRST_HEAD
         self._samples = ""
-        self._entries = []
 
     # Arrays.
 
@@ -257,7 +256,7 @@ class RunStore:
         """
         with self._changing():
             row = self._insert((_SAMPLES, owner, chain, round_number), arrays)
-        self._samples = _next_digest(self._samples, row)
+            self._samples = _next_digest(self._samples, row)
 
     def replace_state(
         self, owner: str, chain: int, round_number: int, arrays: Mapping[str, npt.NDArray]
@@ -290,79 +289,66 @@ class RunStore:
 
     def state(self, owner: str, chain: int) -> StoredArrays | None:
         """Return the newest state of one of an owner's chains; None before the first."""
-        found = self._stored(_STATE, owner, "AND chain = ?", chain)
-        return found[0] if found else None
+        return next((state for state in self.states(owner) if state.chain == chain), None)
 
     def opened_body(self, number: int) -> sqlite3.Blob:
         """Open the body of a row, which a context then closes."""
         return self._connection.blobopen("arrays", "body", number, readonly=True)
 
-    @contextmanager
-    def reading(self) -> Iterator[None]:
+    def reading(self) -> AbstractContextManager[None]:
         """Say in one line what is wrong with the file where something in it is not as it must be.
 
-        Raises:
-            UserError: For any error of the database, and those by which a value is refused.
+        Returns:
+            A context, which turns any error of the database, and those by which a value is refused,
+            into a UserError.
         """
-        try:
-            yield
-        except _DAMAGES as error:
-            _raise_if_busy(self.path, error)
-            reason = str(error).splitlines()[0]
-            raise UserError(f"{self.path} is not as it was written ({reason}): {REMEDY}") from None
+        return _reading(self.path)
 
     # Inside.
 
     def _insert(
         self, place: tuple[str, str, int, int], arrays: Mapping[str, npt.NDArray]
-    ) -> tuple[object, ...]:
-        """Insert a row without holding its arrays twice, and return what it says of them."""
-        forms = [
+    ) -> Sequence[object]:
+        """Insert a row, array by array, and return what it says of them."""
+        layout = [
             {"name": name, "type": array.dtype.name, "shape": array.shape}
             for name, array in arrays.items()
         ]
-        layout = json.dumps(forms, separators=(",", ":"))
-        parts = [
-            np.ascontiguousarray(array).data.cast("B") for array in arrays.values() if array.size
-        ]
+        contents = [np.ascontiguousarray(array).data for array in arrays.values() if array.size]
         hasher = hashlib.sha256()
-        for part in parts:
-            hasher.update(part)
-        row = (*place, layout, hasher.hexdigest())
-        size = sum(map(len, parts))
+        for content in contents:
+            hasher.update(content)
+        row = (*place, json.dumps(layout, separators=(",", ":")), hasher.hexdigest())
+        size = sum(content.nbytes for content in contents)
         number = self._connection.execute(
             f"INSERT INTO arrays ({_COLUMNS}, body) VALUES (?, ?, ?, ?, ?, ?, zeroblob(?))",
             (*row, size),
         ).lastrowid
         assert number is not None
         with self._connection.blobopen("arrays", "body", number) as body:
-            for part in parts:
-                body.write(part)
+            for content in contents:
+                body.write(content)
         return row
 
-    def _stored(
-        self, kind: str, owner: str, condition: str = "", *values: int
-    ) -> list[StoredArrays]:
+    def _stored(self, kind: str, owner: str) -> list[StoredArrays]:
         with self.reading():
             rows = self._connection.execute(
-                f"SELECT chain, round, number, layout FROM arrays WHERE kind = ? AND owner = ? "
-                f"{condition} ORDER BY chain, round",
-                (kind, owner, *values),
+                "SELECT number, chain, round, layout FROM arrays WHERE kind = ? AND owner = ? "
+                "ORDER BY chain, round",
+                (kind, owner),
             ).fetchall()
-        return [
-            StoredArrays(self, number=number, chain=chain, round=came_in, layout=layout)
-            for chain, came_in, number, layout in rows
-        ]
+        return [StoredArrays(self, *row) for row in rows]
 
     def _states_digest(self) -> str:
-        return _digest(
-            self._connection.execute(
-                f"SELECT {_COLUMNS} FROM arrays WHERE kind = ? ORDER BY owner, chain", (_STATE,)
-            )
-        )
+        digest = ""
+        for row in self._connection.execute(
+            f"SELECT {_COLUMNS} FROM arrays WHERE kind = ? ORDER BY owner, chain", (_STATE,)
+        ):
+            digest = _next_digest(digest, row)
+        return digest
 
     def _check(self) -> None:
-        """Check everything in the file, and take over what its entries say.
+        """Check everything in the file, and take over where its entries end.
 
         Raises:
             Any of `_DAMAGES`: If it is not as it was written.
@@ -370,35 +356,29 @@ class RunStore:
         problem = self._connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
         if problem != "ok":
             raise ValueError(str(problem)[:80])
-        for row in read_rows(self._connection):
-            entry = json.loads(row.text)
-            if not isinstance(entry, dict):
-                raise ValueError(f"entry {row.position} is no JSON object")
-            self._entries.append(entry)
-            self._head = row.head
-        samples = _digest(self._checked_rows())
-        stored = self._entries[-1]["arrays"] if self._entries else {"samples": "", "states": ""}
-        if stored != {"samples": samples, "states": self._states_digest()}:
-            raise ValueError("arrays are missing or were put in")
-        self._samples = self._committed_samples = samples
-
-    def _checked_rows(self) -> Iterator[tuple[object, ...]]:
-        """Check the body of every row, and yield the rows of samples in their order."""
+        stored = {"samples": "", "states": ""}
+        for entry in read_rows(self._connection):
+            stored = json.loads(entry.text)["arrays"]
+            self._head = entry.head
         rows = self._connection.execute(f"SELECT number, {_COLUMNS} FROM arrays ORDER BY number")
         for number, *row in rows:
             if [type(value) for value in row] != _COLUMN_TYPES:
                 raise ValueError(f"a value of row {number} has another type")
             kind, owner, *_, digest = row
-            if kind not in (_STATE, _SAMPLES):
-                raise ValueError(f"row {number} is of another kind")
-            hasher = hashlib.sha256()
-            with self.opened_body(number) as body:
-                while chunk := body.read(_CHUNK_BYTES):
-                    hasher.update(chunk)
-            if hasher.hexdigest() != digest:
+            if self._body_digest(number) != digest:
                 raise ValueError(f"arrays of {owner[:60]!r} were changed")
-            if kind == _SAMPLES:
-                yield tuple(row)
+            if kind != _STATE:
+                self._samples = _next_digest(self._samples, row)
+        if stored != {"samples": self._samples, "states": self._states_digest()}:
+            raise ValueError("arrays are missing or were put in")
+        self._committed_samples = self._samples
+
+    def _body_digest(self, number: int) -> str:
+        hasher = hashlib.sha256()
+        with self.opened_body(number) as body:
+            while chunk := body.read(_CHUNK_BYTES):
+                hasher.update(chunk)
+        return hasher.hexdigest()
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
@@ -416,13 +396,11 @@ class RunStore:
             raise
 
     def _check_nobody_else_wrote(self) -> None:
-        row = self._connection.execute(
+        last = self._connection.execute(
             "SELECT head FROM chain ORDER BY position DESC LIMIT 1"
         ).fetchone()
-        if (row[0] if row else FIRST_HEAD) != self._head:
-            raise UserError(
-                f"another process works on {self.path.parent}: wait for it, or end it first"
-            )
+        if (FIRST_HEAD if last is None else last[0]) != self._head:
+            raise _busy(self.path)
 
 
 def require_store(folder: Path) -> None:
@@ -448,22 +426,11 @@ def _refuse_earlier(folder: Path) -> None:
 def _prepare(connection: sqlite3.Connection) -> None:
     """Set what a connection does and trusts; refuse a file that is no store of this version."""
     connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MOST_BYTES)
-    for setting in (
-        "trusted_schema = OFF",
-        "cell_size_check = ON",
-        "mmap_size = 0",
-        "temp_store = MEMORY",
-        # FULL, and the folder too: after a power cut a round that sites were told of is there.
-        "synchronous = EXTRA",
-    ):
+    for setting in _SETTINGS:
         connection.execute(f"PRAGMA {setting}")
-    identity = {
-        name: connection.execute(f"PRAGMA {name}").fetchone()[0]
-        for name in ("journal_mode", "application_id", "user_version")
-    }
-    expected = {"journal_mode": "delete", "application_id": _APPLICATION, "user_version": _FORMAT}
-    schema = dict(connection.execute("SELECT name, sql FROM sqlite_master"))
-    if identity != expected or schema != _TABLES:
+    identity = {name: connection.execute(f"PRAGMA {name}").fetchone()[0] for name in _IDENTITY}
+    tables = dict(connection.execute("SELECT name, sql FROM sqlite_master"))
+    if identity != _IDENTITY or tables != _TABLES:
         raise ValueError("it is no store of this version")
 
 
@@ -472,9 +439,19 @@ def _make_tables(connection: sqlite3.Connection) -> None:
     if not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
         for statement in _TABLES.values():
             connection.execute(statement)
-        connection.execute(f"PRAGMA application_id = {_APPLICATION}")
-        connection.execute(f"PRAGMA user_version = {_FORMAT}")
+        connection.execute(f"PRAGMA application_id = {_IDENTITY['application_id']}")
+        connection.execute(f"PRAGMA user_version = {_IDENTITY['user_version']}")
     connection.execute("COMMIT")
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except _DAMAGES as error:
+        _raise_if_busy(path, error)
+        reason = str(error).splitlines()[0]
+        raise UserError(f"{path} is not as it was written ({reason}): {REMEDY}") from None
 
 
 @contextmanager
@@ -485,45 +462,25 @@ def _writing(path: Path) -> Iterator[None]:
             yield
         except sqlite3.Error as error:
             _raise_if_busy(path, error)
-            if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL:
+            if _code(error) == sqlite3.SQLITE_FULL:
                 raise OSError(errno.ENOSPC, "No space left on device") from error
             raise OSError(errno.EIO, str(error)) from error
 
 
 def _raise_if_busy(path: Path, error: Exception) -> None:
-    if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY:
-        raise UserError(
-            f"another process works on {path.parent}: wait for it, or end it first"
-        ) from None
+    if _code(error) == sqlite3.SQLITE_BUSY:
+        raise _busy(path) from None
 
 
-def _read_array(
-    body: sqlite3.Blob, form: _ArrayForm, rows: npt.NDArray[np.intp] | None
-) -> npt.NDArray:
-    """Read an array that begins where the body stands, or rows of it."""
-    start = body.tell()
-    if rows is None:
-        shape = form.shape
-        content = bytearray(body.read(form.bytes))
-    else:
-        if rows[-1] >= form.shape[0]:
-            raise ValueError(f"array {form.name!r} has too few rows")
-        shape = (len(rows), *form.shape[1:])
-        row_bytes = form.bytes // form.shape[0]
-        content = bytearray()
-        for row in rows:
-            body.seek(start + int(row) * row_bytes)
-            content += body.read(row_bytes)
-    # Writable, unlike bytes.
-    return np.frombuffer(content, form.type).reshape(shape)
+def _busy(path: Path) -> UserError:
+    return UserError(f"another process works on {path.parent}: wait for it, or end it first")
 
 
-def _digest(rows: Iterable[tuple[object, ...]]) -> str:
-    digest = ""
-    for row in rows:
-        digest = _next_digest(digest, row)
-    return digest
+def _code(error: Exception) -> int:
+    """Return SQLite's primary code of an error; 0 for another error."""
+    return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
 
 
-def _next_digest(digest: str, row: tuple[object, ...]) -> str:
-    return hashlib.sha256(f"{digest}\n{json.dumps(row)}".encode()).hexdigest()
+def _next_digest(digest: str, row: Sequence[object]) -> str:
+    """Return the digest of rows that had this digest, with one more."""
+    return chain_head(digest, json.dumps(row))

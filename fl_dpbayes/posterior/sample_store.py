@@ -121,7 +121,9 @@ def _piece(stored: StoredArrays) -> SamplePiece:
 
 
 def _sample_rows(stored: StoredArrays, rows: npt.NDArray[np.intp]) -> Arrays:
-    return without_prefix(_SAMPLES, stored.read(rows=rows))
+    with stored.store.reading():
+        samples = without_prefix(_SAMPLES, stored.read())
+        return {name: array[rows] for name, array in samples.items()}
 
 
 def _point(stored: StoredArrays) -> SamplePiece:

@@ -179,7 +179,7 @@ def load_hospitals(run_dir: Path, scenario: Scenario, task: Task) -> HospitalMod
         UserError: If the sums are not there, or damaged.
     """
     parameters = sum(map(math.prod, model_shapes(scenario.model, task).values()))
-    with RunStore.open_to_read(run_dir) as store:
+    with RunStore.open(run_dir, to_read=True) as store:
         sums = PosteriorBank(store).last(HOSPITALS, 0) or {}
     try:
         _check_sums(sums, scenario, width=FACTS + 2 * parameters)

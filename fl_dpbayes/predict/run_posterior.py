@@ -86,7 +86,7 @@ class RunPosterior:
         from server.strategies.fald import AVERAGED
 
         sources = (AVERAGED,) if self.rule.own_rounds else self.sites
-        with RunStore.open_to_read(self.folder) as store:
+        with RunStore.open(self.folder, to_read=True) as store:
             return _chains_of(PosteriorBank(store), sources)
 
 

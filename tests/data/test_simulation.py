@@ -363,7 +363,7 @@ def test_a_scenario_that_is_written_and_read_again_still_shares(tmp_path):
     prepare_simulation(scenario, plan_sites(scenario, None), tmp_path)
     again = load_scenario(str(tmp_path / "scenario.toml"))
     assert again.sites == scenario.sites
-    units = RunStore.open_to_read(tmp_path).latest("partition")["units"]
+    units = RunStore.open(tmp_path, to_read=True).latest("partition")["units"]
     assert units["dark"] == units["held-out"]
     noised = ["evaluation.release=noised", "evaluation.noise_multiplier=2"]
     refused(

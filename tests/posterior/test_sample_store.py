@@ -41,7 +41,7 @@ def test_a_bank_that_is_gone_on_with_holds_what_one_that_never_stopped_holds(
     with RunStore.open(tmp_path / "cut") as store:
         run(store, range(5, 7))
     for name in ("whole", "cut"):
-        with RunStore.open_to_read(tmp_path / name) as store:
+        with RunStore.open(tmp_path / name, to_read=True) as store:
             bank = PosteriorBank(store)
             last = [float(bank.last("site-1", chain)["parameters/w"][0]) for chain in (0, 1)]
             assert last == [3, 6]
@@ -68,8 +68,8 @@ GOOD = {"weights": np.ones(2), "temperatures": np.zeros(2), "samples/w": np.zero
         ),
         ({"temperatures": np.array([0, -1.0])}, "below 0"),
         ({"weights": None}, "weights"),
-        ({"samples/w": np.zeros((1, 3), "f4")}, "too few rows"),
-        ({"samples/w": np.array(1.0)}, "index out of range"),
+        ({"samples/w": np.zeros((1, 3), "f4")}, "index 1 is out of bounds"),
+        ({"samples/w": np.array(1.0)}, "too many indices"),
         ({"samples/w": np.full((2, 3), np.nan, "f4")}, "not finite"),
     ],
 )

@@ -4,6 +4,7 @@ import random
 import shutil
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -147,7 +148,7 @@ def test_what_a_resume_does_not_read_changes_nothing(runs: Path, tmp_path: Path)
 def test_run_whose_store_is_gone_is_not_begun_again(cut: Path) -> None:
     (cut / STORE_FILE).unlink()
     assert f"{cut / STORE_FILE} is missing: put back a copy of it" in refused(cut)
-    for command in (RunStore.open, RunStore.open_to_read):
+    for command in (RunStore.open, partial(RunStore.open, to_read=True)):
         with pytest.raises(UserError, match="is missing"):
             command(cut)
 

@@ -245,7 +245,7 @@ def test_sites_with_the_same_patients_are_not_pooled(
     (told,) = [text for text in summary["warnings"] if "records_of" in text]
     assert told.startswith("shifted sites hold the same records")
     assert 0.1 < summary["feature_total_variation"] < 0.75
-    partition = RunStore.open_to_read(run.folder).latest(PARTITION)
+    partition = RunStore.open(run.folder, to_read=True).latest(PARTITION)
     assert summary["feature_total_variation"] == partition["feature_total_variation"]
     assert (run.folder / "report.html").stat().st_size > 0
 

@@ -97,7 +97,7 @@ def patients(run: Federation) -> Path:
 def test_sums_are_those_that_the_chains_noised_to_rounding(
     run: Federation, noised: list[np.ndarray]
 ) -> None:
-    sums = PosteriorBank(RunStore.open_to_read(run.folder)).last(HOSPITALS, 0)
+    sums = PosteriorBank(RunStore.open(run.folder, to_read=True)).last(HOSPITALS, 0)
     means = site_means(sums)
     assert sorted(sums) == ["norway-258", "uk-119", "uk-32"]
     assert [row[1] for row in sums.values()] == [4, 4, 4]
@@ -118,7 +118,9 @@ def test_rounds_that_numpy_takes_for_the_results_sum_up_what_a_run_does(
     )
     run = Federation(tmp_path / "run", clipped).run()
     found, _ = cells.fald_rounds(clipped, cells.dealt(clipped), np.random.default_rng(0))
-    for site, row in PosteriorBank(RunStore.open_to_read(run.folder)).last(HOSPITALS, 0).items():
+    for site, row in (
+        PosteriorBank(RunStore.open(run.folder, to_read=True)).last(HOSPITALS, 0).items()
+    ):
         np.testing.assert_allclose(found[site], row, rtol=1e-4, atol=1e-4 * np.abs(row[4:]).max())
 
 
@@ -139,9 +141,11 @@ def test_a_run_that_was_cut_off_keeps_its_sums(run: Federation, federation, tmp_
     again.grid.change = lambda request, reply: reply
     again.run()
     assert_same_run(again.folder, run.folder)
-    for name, row in PosteriorBank(RunStore.open_to_read(run.folder)).last(HOSPITALS, 0).items():
+    for name, row in (
+        PosteriorBank(RunStore.open(run.folder, to_read=True)).last(HOSPITALS, 0).items()
+    ):
         assert np.array_equal(
-            PosteriorBank(RunStore.open_to_read(again.folder)).last(HOSPITALS, 0)[name], row
+            PosteriorBank(RunStore.open(again.folder, to_read=True)).last(HOSPITALS, 0)[name], row
         )
 
 
@@ -191,7 +195,7 @@ def test_what_the_others_foretell_is_less_sure_than_what_a_hospitals_own_states_
 def test_a_site_whose_level_cannot_be_and_chains_that_ran_away_are_not_heard(
     run: Federation,
 ) -> None:
-    sums = PosteriorBank(RunStore.open_to_read(run.folder)).last(HOSPITALS, 0)
+    sums = PosteriorBank(RunStore.open(run.folder, to_read=True)).last(HOSPITALS, 0)
     away = {site: np.append(row[:56], 1e9 * row[56:]) for site, row in sums.items()}
     assert (fit_hospitals(away, run.scenario).posterior.variances == UNKNOWN).all()
     sums["uk-32"][55] += 1e6

@@ -83,7 +83,9 @@ def test_site_that_joins_late_runs_the_schedule_from_its_beginning(federation) -
     assert row["steps"] == 20
     assert row["epsilon"] < run.scenario.privacy.epsilon
     # Samples after burn-in: 2 of the first chain and 4 of the second; the others have 4 of each.
-    assert PosteriorBank(RunStore.open_to_read(run.folder)).sample_chains("west").tolist() == [
+    assert PosteriorBank(RunStore.open(run.folder, to_read=True)).sample_chains(
+        "west"
+    ).tolist() == [
         0,
         0,
         1,

@@ -48,7 +48,7 @@ def federation_with_public_file(federation, tmp_path: Path, rule: str):
 
 def site_predictions(run, features) -> list[np.ndarray]:
     bank, module = (
-        PosteriorBank(RunStore.open_to_read(run.folder)),
+        PosteriorBank(RunStore.open(run.folder, to_read=True)),
         build_model(run.scenario.model, TASK, 0),
     )
     samples = [bank.stored(site).in_memory() for site in ("north", "south", "east", "west")]
