@@ -1,73 +1,79 @@
-"""The server's state after a round, on disk: what a run that was cut off goes on from.
+"""What a run's store holds of each round: all that a run which was cut off goes on from.
 
-One file, no larger for more sites or rounds, is replaced whole, so a checkpoint is never between
-two rounds; what grows stands in the journal and the bank, up to a mark in the checkpoint: a round's
-are written before it, and those of a round that has none yet are dropped and come again. Nothing
-random has to be kept: every generator of the server is made where it is used, from the scenario's
-seed or the round.
+A round is one entry of the store, so a run is never between two. Nothing random has to be kept:
+every generator of the server is made where it is used, from the scenario's seed or the round.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt, ValidationError
 
 from fl_dpbayes.config import RunWarning
-from fl_dpbayes.data import PARTITION_FILE, SCENARIO_FILE, SITES_FOLDER
+from fl_dpbayes.data import SCENARIO_FILE, SITES_FOLDER
 from fl_dpbayes.errors import UserError
-from fl_dpbayes.files import (
-    DAMAGED,
-    Config,
-    check_seal,
-    read_arrays,
-    replaced_atomically,
-    seal,
-    sealable,
-    write_arrays,
-)
-from fl_dpbayes.files import journal as journals
-from fl_dpbayes.posterior import PosteriorBank
+from fl_dpbayes.files import REMEDY, Config, RunStore, file_sha256
 from fl_dpbayes.protocol import Arrays, Digest, RunId, SiteCard
 from fl_dpbayes.report import sentence
 from server.participation import ParticipationState, least_sites
 from server.roster import NO_NODE, Member, Roster
+from server.round_outcomes import RoundOutcome
 
-CHECKPOINT_FILE = "checkpoint.safetensors"
-BANK_FOLDER = "bank"
-BEGUN = "begun"
-_KEY = "checkpoint"
+# The store's name for the server's state; no site can be called so.
+SERVER = "server's checkpoint"
+ROUND = "round"
 
 
 class Checkpoint(Config):
-    """Everything but the arrays.
+    """What is known after a round, beside the server's state.
 
     Attributes:
-        format: Version of plans and this file. It is another wherever a plan is written otherwise:
-            the sites' ledgers hold the digest of a run's plan.
+        format: Version of plans and of this record. It is another wherever a plan is written
+            otherwise: the sites' ledgers hold the digest of a run's plan.
         scenario: Digest of the scenario.
         run: The run's id, by which the sites' ledgers know what they have answered.
         round: The last round that is complete; 0 before the first.
         planned_sites: Number of training sites that began the run, which the plan is made for.
         participation: What is known of the training sites.
-        journal: How far the journal belongs to these rounds; its entries hold the roster and the
-            heads of the ledgers (`JournaledSites`).
         seconds: Stage -> seconds so far.
     """
 
-    format: Literal[4] = 4
+    format: Literal[5] = 5
     scenario: Digest
     run: RunId
     round: Annotated[int, Field(ge=0)]
     planned_sites: PositiveInt
     participation: ParticipationState
-    journal: journals.JournalMark
     seconds: dict[str, float]
 
 
-class JournaledSites:
-    """A journal's sites, by entries of what was new.
+class RoundEntry(Config):
+    """What a round adds to a run's store.
+
+    Attributes:
+        checkpoint: What is known after it.
+        outcome: How the sites answered in it.
+        warnings: Those that are new.
+        resumed: The round after which the run was taken up again before this one.
+        cards: Cards of new members, in the roster's order.
+        left_out: Warnings of further nodes that did not join, in the roster's order.
+        heads: Site -> last head of its ledger, where it has moved.
+    """
+
+    checkpoint: Checkpoint
+    outcome: RoundOutcome | None = None
+    warnings: tuple[RunWarning, ...] = ()
+    resumed: int | None = None
+    cards: tuple[SiteCard, ...] = ()
+    left_out: tuple[RunWarning, ...] = ()
+    heads: dict[str, str] = Field(default_factory=dict)
+
+
+@dataclass
+class KnownSites:
+    """What the entries of a run say of its sites.
 
     Attributes:
         cards: Cards of the members, in the roster's order.
@@ -75,35 +81,31 @@ class JournaledSites:
         heads: Site -> last head of its ledger.
     """
 
-    def __init__(self, entries: Iterable[journals.Entry] = ()) -> None:
-        """Read them back."""
-        self.cards: list[SiteCard] = []
-        self.left_out: list[RunWarning] = []
-        self.heads: dict[str, str] = {}
-        for entry in entries:
-            self.cards += map(SiteCard.model_validate, entry.get("cards", ()))
-            self.left_out += map(RunWarning.model_validate, entry.get("left_out", ()))
-            self.heads |= entry.get("heads", {})
+    cards: list[SiteCard] = field(default_factory=list)
+    left_out: list[RunWarning] = field(default_factory=list)
+    heads: dict[str, str] = field(default_factory=dict)
 
-    def new_entries(self, roster: Roster, heads: Mapping[str, str]) -> list[journals.Entry]:
-        """Return an entry for what is new since the last.
+    def add(self, entry: RoundEntry) -> None:
+        """Add what an entry says."""
+        self.cards += entry.cards
+        self.left_out += entry.left_out
+        self.heads |= entry.heads
+
+    def completed(self, entry: RoundEntry, roster: Roster, heads: Mapping[str, str]) -> RoundEntry:
+        """Return an entry with what is new of the sites, and add it.
 
         Members and warnings of a roster stay where they are.
         """
-        new_cards = [member.card for member in roster.members[len(self.cards) :]]
-        new_left_out = roster.left_out[len(self.left_out) :]
         new_heads = {site: head for site, head in heads.items() if self.heads.get(site) != head}
-        self.cards = [*self.cards, *new_cards]
-        self.left_out = [*self.left_out, *new_left_out]
-        self.heads = dict(heads)
-        entry: dict[str, object] = {}
-        if new_cards:
-            entry["cards"] = [card.model_dump(mode="json") for card in new_cards]
-        if new_left_out:
-            entry["left_out"] = [warned.model_dump(mode="json") for warned in new_left_out]
-        if new_heads:
-            entry["heads"] = new_heads
-        return [entry] if entry else []
+        entry = entry.model_copy(
+            update={
+                "cards": tuple(member.card for member in roster.members[len(self.cards) :]),
+                "left_out": tuple(roster.left_out[len(self.left_out) :]),
+                "heads": new_heads,
+            }
+        )
+        self.add(entry)
+        return entry
 
     def roster_of(
         self, present: Roster, min_sites: int | None, finished: Collection[str] = ()
@@ -164,91 +166,96 @@ def _check_enough_answer(
     )
 
 
-def write_checkpoint(folder: Path, checkpoint: Checkpoint, state: Arrays) -> None:
-    """Replace a run's checkpoint by what is known, and the server state, after a round.
-
-    Raises:
-        UserError: The file cannot be written.
-    """
-    with replaced_atomically(folder / CHECKPOINT_FILE) as partial:
-        write_arrays(partial, state, sealable({_KEY: checkpoint.model_dump_json()}))
-        seal(partial)
-
-
-def read_checkpoint(folder: Path) -> tuple[Checkpoint, Arrays] | None:
-    """Read what was written last.
+def read_rounds(store: RunStore) -> list[RoundEntry]:
+    """Return what a run's store holds of its rounds, that before the first one included.
 
     Returns:
-        The checkpoint and the server state; None if the run never came to asking its sites.
+        One entry a round; none if the run never came to asking its sites.
 
     Raises:
-        UserError: The file is damaged.
+        UserError: An older version wrote one.
     """
-    path = folder / CHECKPOINT_FILE
-    if not path.is_file():
-        return None
     try:
-        check_seal(path)
-        metadata, state = read_arrays(path)
-        return Checkpoint.model_validate_json(metadata.get(_KEY, "")), state
-    except DAMAGED as error:
-        reason = str(error).splitlines()[0]
-        if isinstance(error, ValidationError):
-            reason = "an older version of fl-dpbayes wrote it"
-        raise UserError(f"{path} cannot be read ({reason}): {journals.REMEDY}") from None
-
-
-def read_run_journal(
-    folder: Path, checkpoint: Checkpoint | None
-) -> tuple[journals.Journal, Sequence[journals.Entry]]:
-    """Read a run's journal as far as its checkpoint goes.
-
-    Raises:
-        UserError: The journal is damaged, or sites were asked and there is no checkpoint.
-    """
-    path = folder / journals.JOURNAL_FILE
-    if checkpoint is not None:
-        entries, mark = journals.read_journal(path, checkpoint.journal)
-        return journals.Journal(path, mark), entries
-    entries, _ = journals.read_journal(path, None)
-    has_begun = any(BEGUN in entry for entry in entries)
-    if has_begun or (folder / BANK_FOLDER).exists():
+        return [RoundEntry.model_validate(entry) for entry in store.values(ROUND)]
+    except ValidationError:
         raise UserError(
-            f"{folder / CHECKPOINT_FILE} is missing, and the run has asked its sites: "
-            f"{journals.REMEDY}"
-        )
-    # A run that has asked nothing begins its journal anew.
-    return journals.Journal(path, journals.JournalMark()), entries
+            f"{store.path} cannot be read (an older version of fl-dpbayes wrote it): {REMEDY}"
+        ) from None
 
 
-def prepared_files(folder: Path) -> list[journals.Entry]:
-    """Return a journal's entries for what a run is made of before its first round."""
-    paths = [
-        folder / SCENARIO_FILE,
-        folder / PARTITION_FILE,
-        *sorted((folder / SITES_FOLDER).glob("*")),
-    ]
-    return [
-        journals.file_entry(path.relative_to(folder).as_posix(), path)
-        for path in paths
-        if path.is_file()
-    ]
+def known_sites(rounds: Sequence[RoundEntry]) -> KnownSites:
+    """Return what a run's entries say of its sites."""
+    known = KnownSites()
+    for entry in rounds:
+        known.add(entry)
+    return known
 
 
-def check_run_files(
-    folder: Path, entries: Sequence[journals.Entry], checkpoint: Checkpoint
-) -> None:
-    """Compare a run's files with its journal, and drop those of a round that was cut off.
+def save_round(store: RunStore, entry: RoundEntry, state: Arrays, **content: object) -> None:
+    """Put a round and the server's state after it on the disk.
+
+    Args:
+        store: The run's store, which has the round's samples.
+        entry: What the round adds.
+        state: The server's state.
+        **content: What else the store's entry says, by key.
 
     Raises:
-        UserError: Names a file that is not as it was.
+        UserError: They cannot be written.
     """
-    in_bank = f"{BANK_FOLDER}/"
-    listed = {
-        name: entry
-        for name, entry in journals.listed_files(entries).items()
-        if not name.startswith(in_bank)
+    store.replace_state(SERVER, 0, entry.checkpoint.round, state)
+    store.append(**{ROUND: entry.model_dump(mode="json")}, **content)
+
+
+def server_state(store: RunStore) -> Arrays:
+    """Return the server's state after the last round.
+
+    Raises:
+        UserError: It is not there, or damaged.
+    """
+    with store.reading():
+        stored = store.state(SERVER, 0)
+        if stored is None:
+            raise ValueError("it holds no state of the server")
+    return stored.read()
+
+
+def prepared_files(folder: Path) -> dict[str, str]:
+    """Return the SHA-256 of each file that a run is made of, by its path in the run directory."""
+    paths = [folder / SCENARIO_FILE, *sorted((folder / SITES_FOLDER).glob("*"))]
+    return {
+        path.relative_to(folder).as_posix(): file_sha256(path) for path in paths if path.is_file()
     }
-    journals.check_files(folder, listed)
-    journals.check_no_others(folder, f"{SITES_FOLDER}/*.toml", listed)
-    PosteriorBank(folder / BANK_FOLDER).check(entries, checkpoint.round)
+
+
+def check_run_files(store: RunStore, only: str | None = None) -> None:
+    """Compare the files that a run is made of with what its store says of them.
+
+    Args:
+        store: The run's store.
+        only: The one file to be compared, if the store says something of it; None: all of them, and
+            no other site file may be there.
+
+    Raises:
+        UserError: Names a file that is not as it was, or too many.
+    """
+    folder = store.path.parent
+    digests = store.latest("files") or {}
+    for name, stored in digests.items():
+        if only in (None, name):
+            _check_file(folder / name, stored)
+    if only is not None:
+        return
+    for path in sorted((folder / SITES_FOLDER).glob("*.toml")):
+        if path.relative_to(folder).as_posix() not in digests:
+            raise UserError(f"{path} is no file of this run: move it out of the folder, then go on")
+
+
+def _check_file(path: Path, stored: str) -> None:
+    try:
+        if file_sha256(path) != stored:
+            raise UserError(f"{path} is not as it was written (its SHA-256 differs): {REMEDY}")
+    except FileNotFoundError:
+        raise UserError(f"{path} is missing: {REMEDY}") from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror or error}): {REMEDY}") from None

@@ -1,6 +1,5 @@
 """One whole run on the server: roster, rounds, evaluation, record."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,9 +9,9 @@ from flwr.app import Array, ArrayRecord
 from flwr.serverapp import Grid
 
 from fl_dpbayes.config import Scenario, warning
-from fl_dpbayes.data import BASELINES_FILE, PARTITION_FILE, check_task, run_identifier
+from fl_dpbayes.data import BASELINES, PARTITION, check_task, run_identifier
 from fl_dpbayes.errors import UserError
-from fl_dpbayes.files import KEPT, Entry, digest
+from fl_dpbayes.files import KEPT, STORE_FILE, RunStore, digest
 from fl_dpbayes.models import model_shapes
 from fl_dpbayes.posterior import (
     POSTERIOR_FILE,
@@ -21,19 +20,18 @@ from fl_dpbayes.posterior import (
     save_posterior,
 )
 from fl_dpbayes.report import (
+    ROUNDS_FILE,
     sentence,
     write_calibration,
     write_report,
     write_summary,
 )
 from server.checkpoint import (
-    BEGUN,
-    Checkpoint,
-    JournaledSites,
+    RoundEntry,
     check_run_files,
-    prepared_files,
-    read_checkpoint,
-    read_run_journal,
+    known_sites,
+    read_rounds,
+    server_state,
 )
 from server.grid import OrderedGrid
 from server.ledger_heads import HEADS_FILE
@@ -58,8 +56,8 @@ def run_federation(
     """Run a scenario on the connected nodes and write its run directory.
 
     Whatever happens after the first round, what was computed until then is written. A run directory
-    with a checkpoint is taken up after the round that it holds: a site that has answered a repeated
-    request sends its stored reply.
+    whose store holds a round is taken up after it: a site that has answered a repeated request
+    sends its stored reply.
 
     Args:
         grid: The connected nodes.
@@ -69,19 +67,35 @@ def run_federation(
         report: Whether figures and `report.html` are drawn.
 
     Raises:
-        UserError: Nodes or usable replies are too few, or the checkpoint is of another scenario.
+        UserError: Nodes or usable replies are too few, or the folder holds another scenario.
     """
-    checkpoint, state = read_checkpoint(run_folder) or (None, {})
-    if checkpoint is not None and checkpoint.scenario != digest(scenario):
-        raise UserError(f"{run_folder} holds a run of another scenario: give another folder")
-    journal, entries = read_run_journal(run_folder, checkpoint)
+    with _open_store(run_folder) as store:
+        _run(grid, scenario, store, simulation_folder, report=report)
+
+
+def _open_store(run_folder: Path) -> RunStore:
+    """Open a run's store, or make that of a run that begins here."""
+    names = [path.name for path in run_folder.iterdir()]
+    if STORE_FILE in names or ROUNDS_FILE in names:
+        return RunStore.open(run_folder)
+    return RunStore.make(run_folder)
+
+
+def _run(
+    grid: Grid, scenario: Scenario, store: RunStore, simulation_folder: str, *, report: bool
+) -> None:
+    run_folder = store.path.parent
+    rounds = read_rounds(store)
+    checkpoint = rounds[-1].checkpoint if rounds else None
     if checkpoint is not None:
-        check_run_files(run_folder, entries, checkpoint)
+        if checkpoint.scenario != digest(scenario):
+            raise UserError(f"{run_folder} holds a run of another scenario: give another folder")
+        check_run_files(store)
     ordered_grid = cast(Grid, OrderedGrid(grid))
-    record = RunRecord(run_folder, journal, tempered=scenario.sampler.has_temperature)
+    record = RunRecord(store, tempered=scenario.sampler.has_temperature)
     record.begin("roster")
-    roster = _call_roster(ordered_grid, scenario, simulation_folder, checkpoint, entries)
-    _tell_roster(record, roster, checkpoint)
+    roster = _call_roster(ordered_grid, scenario, simulation_folder, rounds)
+    _tell_roster(record, roster, rounds)
     check_task(scenario, roster.task)
     federation = Federation(
         scenario=scenario,
@@ -96,15 +110,12 @@ def run_federation(
     )
     strategy_type = STRATEGIES.get(scenario.aggregation.rule, IndependentChainsStrategy)
     strategy = strategy_type(federation, record)
-    if checkpoint is None:
-        state = strategy.initial_state(0)
-        record.journal.append(prepared_files(run_folder))
-        strategy.save(0, state)
-        # From here on sites may have spent budget, and a checkpoint that is not there is one that
-        # was lost.
-        record.journal.append([{BEGUN: federation.run}])
+    if rounds:
+        state = server_state(store)
+        strategy.restore(rounds)
     else:
-        strategy.restore(checkpoint, entries)
+        state = strategy.initial_state(0)
+        strategy.save(0, state)
     try:
         strategy.start(
             grid=ordered_grid,
@@ -124,10 +135,10 @@ def run_federation(
         raise problem
 
 
-def _tell_roster(record: RunRecord, roster: Roster, checkpoint: Checkpoint | None) -> None:
+def _tell_roster(record: RunRecord, roster: Roster, rounds: Sequence[RoundEntry]) -> None:
     """Write the roster to the run's events."""
-    if checkpoint is not None:
-        record.events.write("resumed", round=checkpoint.round)
+    if rounds:
+        record.events.write("resumed", round=rounds[-1].checkpoint.round)
     sites = [[member.card.name, member.card.role] for member in roster.members]
     left_out = [sentence(warned) for warned in roster.left_out]
     record.events.write("roster", sites=sites, left_out=left_out)
@@ -137,29 +148,28 @@ def _call_roster(
     grid: Grid,
     scenario: Scenario,
     simulation_folder: str,
-    checkpoint: Checkpoint | None,
-    entries: Sequence[Entry],
+    rounds: Sequence[RoundEntry],
 ) -> Roster:
     """Wait for the nodes, ask them for their cards, and give a resumed run its roster again."""
-    journaled = JournaledSites(entries) if checkpoint is not None else None
+    known = known_sites(rounds)
     if not simulation_folder:
         # Real sites were waited for by name, as many as the run starts with.
         node_ids = allowed_nodes(grid, scenario.sites, only_registered=True)
-    elif journaled is None:
+    elif not rounds:
         node_ids = _new_simulated_nodes(grid, scenario)
     else:
-        node_ids = _resumed_simulated_nodes(grid, len(journaled.cards))
+        node_ids = _resumed_simulated_nodes(grid, len(known.cards))
     roster = call_roster(grid, node_ids, scenario, simulation_folder)
     if not simulation_folder:
         unlisted = unlisted_nodes(grid, scenario.sites)
         roster = replace(roster, left_out=(*unlisted, *roster.left_out))
         check_enough(roster, scenario)
-    if checkpoint is None or journaled is None:
+    if not rounds:
         return roster
-    return journaled.roster_of(
+    return known.roster_of(
         roster,
         min_sites=scenario.resources.min_sites,
-        finished=checkpoint.participation.finished,
+        finished=rounds[-1].checkpoint.participation.finished,
     )
 
 
@@ -194,7 +204,7 @@ def _write(
     if strategy.recalibration:
         record.add_costs({"recalibration": strategy.recalibration.statements})
     record.add_costs({"evaluation": strategy.evaluation.statements})
-    summary = summarise_run(strategy, record, _partition(folder))
+    summary = summarise_run(strategy, record, _partition(record.store))
     write_summary(summary, folder)
     write_calibration(summary, folder)
     # The page reads it back; of thousands of sites it is not held twice.
@@ -236,11 +246,10 @@ def _write_posterior(
     return problem
 
 
-def _partition(folder: Path) -> PartitionMeasures:
-    """Read what was measured of the sites' data in a simulation."""
-    content = {}
-    if (folder / PARTITION_FILE).is_file():
-        content = json.loads((folder / PARTITION_FILE).read_text(encoding="utf-8"))
-    if (folder / BASELINES_FILE).is_file():
-        content["baselines"] = json.loads((folder / BASELINES_FILE).read_text(encoding="utf-8"))
-    return PartitionMeasures.model_validate(content)
+def _partition(store: RunStore) -> PartitionMeasures:
+    """Return what was measured of the sites' data in a simulation."""
+    partition = dict(store.latest(PARTITION) or {})
+    baselines = store.latest(BASELINES)
+    if baselines is not None:
+        partition["baselines"] = baselines
+    return PartitionMeasures.model_validate(partition)

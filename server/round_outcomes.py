@@ -1,4 +1,4 @@
-"""How sites answered: one answer, a round as the run's journal keeps it, and a site's rounds."""
+"""How sites answered: one answer, a round as the run's store keeps it, and a site's rounds."""
 
 import math
 import sys
@@ -117,7 +117,7 @@ def paid_row(
 
 
 class ReplyOutcome(Config):
-    """What the journal keeps of a reply.
+    """What the store keeps of a reply.
 
     Attributes:
         samples: Number of its samples.
@@ -135,7 +135,7 @@ class ReplyOutcome(Config):
 
     @classmethod
     def of_reply(cls, reply: CheckedReply, previous: PrivacyStatement | None) -> "ReplyOutcome":
-        """Return what the journal keeps of a reply, after the site's statement before."""
+        """Return what the store keeps of a reply, after the site's statement before."""
         stretch = reply.stretch
         history = reply.privacy.history
         previous_history = previous.history if previous is not None else ()
@@ -171,7 +171,7 @@ class SiteOutcome(Config):
         status: One of `STATUSES`.
         detail: The reason of a reply that is not used.
         bytes_up: Size of the reply's arrays.
-        reply: What the journal keeps of a reply that is used.
+        reply: What the store keeps of a reply that is used.
     """
 
     site: str

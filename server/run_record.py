@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from fl_dpbayes.config import RunWarning, warning
-from fl_dpbayes.files import Entry, Journal, written
+from fl_dpbayes.files import RunStore, written
 from fl_dpbayes.protocol import PrivacyStatement, StatedPasses
 from fl_dpbayes.report import (
     PRIVACY_COLUMNS,
@@ -22,6 +22,7 @@ from fl_dpbayes.report import (
     write_csv,
 )
 from server.check_reply import CheckedReply
+from server.checkpoint import Checkpoint, RoundEntry
 from server.round_outcomes import Answer, RoundOutcome, SiteHistory, SiteOutcome, paid_row
 
 EVENTS_FILE = "events.jsonl"
@@ -47,11 +48,11 @@ class EventLog:
 class RunRecord:
     """Collects what a run did.
 
-    What a round adds is appended to the journal, to `privacy.csv` and to `rounds.csv`.
+    What a round adds is appended to the run's store, to `privacy.csv` and to `rounds.csv`.
 
     Attributes:
         run_folder: The run directory.
-        journal: The run's journal.
+        store: The run's store.
         events: The run's events.
         warnings: Warnings for the report, each once.
         aggregation_inputs: What the rule says of the public records that it uses.
@@ -63,17 +64,16 @@ class RunRecord:
         passes: What passes over records looked like -> the sites that said so.
     """
 
-    def __init__(self, run_folder: Path, journal: Journal, *, tempered: bool = True) -> None:
+    def __init__(self, store: RunStore, *, tempered: bool = True) -> None:
         """Begin with nothing.
 
         Args:
-            run_folder: The run directory.
-            journal: The run's journal.
+            store: The store of the run's directory.
             tempered: Whether the run's sampler has a temperature.
         """
-        self.run_folder = run_folder
-        self.journal = journal
-        self.events = EventLog(run_folder)
+        self.run_folder = store.path.parent
+        self.store = store
+        self.events = EventLog(self.run_folder)
         self.warnings: list[RunWarning] = []
         self.aggregation_inputs: AggregationInputs | None = None
         self.round_rows: list[RoundRow] = []
@@ -85,47 +85,49 @@ class RunRecord:
         self._tempered = tempered
         # (site, computation): each site is heard once for each computation.
         self._stated_passes: set[tuple[str, str]] = set()
-        self._new_entries: list[Entry] = []
-        self._journaled_warnings = 0
+        # What the next entry of the store says.
+        self._outcome: RoundOutcome | None = None
+        self._resumed: int | None = None
+        self._stored_warnings = 0
         self._stage = ""
         self._stage_began = time.monotonic()
 
-    def new_entries(self) -> list[Entry]:
-        """Return a journal's entries for what the record has learnt since the last call."""
-        warnings = self.warnings[self._journaled_warnings :]
-        entries = [*self._new_entries, *({"warning": warned.model_dump()} for warned in warnings)]
-        self._new_entries = []
-        self._journaled_warnings = len(self.warnings)
-        return entries
+    def new_entry(self, checkpoint: Checkpoint) -> RoundEntry:
+        """Return an entry of the store with what the record has learnt since the last one."""
+        entry = RoundEntry(
+            checkpoint=checkpoint,
+            outcome=self._outcome,
+            warnings=tuple(self.warnings[self._stored_warnings :]),
+            resumed=self._resumed,
+        )
+        self._outcome = None
+        self._resumed = None
+        self._stored_warnings = len(self.warnings)
+        return entry
 
-    def restore(
-        self, entries: Iterable[Entry], seconds: Mapping[str, float], round_number: int
-    ) -> None:
-        """Go on from a run's journal after a round.
+    def restore(self, rounds: Sequence[RoundEntry]) -> None:
+        """Go on from what a run's store holds of its rounds, one at least.
 
-        Args:
-            entries: The journal's entries until then.
-            seconds: Stage -> seconds until then, to which those of this process are added.
-            round_number: The round.
+        The seconds of this process are added to those before.
         """
         warnings_of_this_process = self.warnings
         self.warnings = []
         privacy_rows: list[PrivacyRow] = []
-        for entry in entries:
-            if "round" in entry:
-                privacy_rows += self._add_outcome(RoundOutcome.model_validate(entry["round"]))
-            elif "warning" in entry:
-                self.warnings.append(RunWarning.model_validate(entry["warning"]))
-            elif "resumed" in entry:
-                self.resumed_after.append(entry["resumed"])
-        self._journaled_warnings = len(self.warnings)
+        for entry in rounds:
+            if entry.outcome is not None:
+                privacy_rows += self._add_outcome(entry.outcome)
+            self.warnings += entry.warnings
+            if entry.resumed is not None:
+                self.resumed_after.append(entry.resumed)
+        self._stored_warnings = len(self.warnings)
         self.warn(*warnings_of_this_process)
-        self.resumed_after.append(round_number)
-        self._new_entries.append({"resumed": round_number})
-        for stage, seconds_before in seconds.items():
+        checkpoint = rounds[-1].checkpoint
+        self.resumed_after.append(checkpoint.round)
+        self._resumed = checkpoint.round
+        for stage, seconds_before in checkpoint.seconds.items():
             self.seconds[stage] = self.seconds.get(stage, 0.0) + seconds_before
         if self.round_rows:
-            # A row of a round that has no checkpoint goes.
+            # A row of a round that the store has not goes.
             self._write_tables(privacy_rows)
 
     def begin(self, stage: str, **details: object) -> None:
@@ -204,7 +206,7 @@ class RunRecord:
                 for answer in answers
             ),
         )
-        self._new_entries.append({"round": round_outcome.model_dump(mode="json")})
+        self._outcome = round_outcome
         for answer in answers:
             if not answer.usable:
                 self.warn(

@@ -10,7 +10,7 @@ import numpy as np
 
 from fl_dpbayes.config import Scenario, load_scenario, write_scenario
 from fl_dpbayes.data import SCENARIO_FILE
-from fl_dpbayes.files import digest
+from fl_dpbayes.files import RunStore, digest
 from fl_dpbayes.models import model_shapes
 from fl_dpbayes.posterior import (
     FACTS,
@@ -43,8 +43,6 @@ def write_made_up_run(folder: Path, generator: np.random.Generator) -> Scenario:
     Returns:
         The scenario of the run.
     """
-    from server.checkpoint import BANK_FOLDER
-
     scenario = load_scenario("quickstart", SETTINGS)
     folder.mkdir(parents=True)
     write_scenario(scenario, folder / SCENARIO_FILE)
@@ -65,8 +63,8 @@ def write_made_up_run(folder: Path, generator: np.random.Generator) -> Scenario:
         if site.role == "train"
     }
     assert all(len(row) == FACTS + 2 * len(vector) for row in sums.values())
-    bank = PosteriorBank(folder / BANK_FOLDER)
     no_samples = PosteriorSamples(arrays={}, weights=np.zeros(0), temperatures=np.zeros(0))
-    bank.add(HOSPITALS, 1, 0, no_samples, sums)
-    bank.new_entries()
+    with RunStore.make(folder) as store:
+        PosteriorBank(store).add(HOSPITALS, 1, 0, no_samples, sums)
+        store.append()
     return scenario

@@ -24,9 +24,17 @@ from fl_dpbayes.engine.progress import (
 )
 from fl_dpbayes.engine.simulate import new_folder, raise_failure, show_run
 from fl_dpbayes.errors import FailedError, Stopped, UserError
-from fl_dpbayes.files import Config, journal, write_atomically
+from fl_dpbayes.files import (
+    REMEDY,
+    Config,
+    RunStore,
+    file_sha256,
+    require_store,
+    write_atomically,
+)
 from fl_dpbayes.files.folder_lock import folder_lock
 from fl_dpbayes.hospital.init_site import coordinators_scenario
+from fl_dpbayes.protocol import Digest
 
 DEPLOYMENT_FILE = "deployment.json"
 LOG_FILE = "flower.log"
@@ -41,11 +49,13 @@ class Deployment(Config):
     """Where a run was submitted.
 
     Attributes:
+        scenario: SHA-256 of the run's scenario file.
         superlink: The SuperLink's name in Flower's configuration.
         wait: Seconds to wait for the sites that are missing.
         runs: The numbers that the run had there, the last one last.
     """
 
+    scenario: Digest
     superlink: str
     wait: float
     runs: tuple[str, ...] = ()
@@ -117,9 +127,11 @@ def deploy_run(
             )
     run_folder = new_folder(folder, scenario.name, inside="")
     write_scenario(scenario, run_folder / SCENARIO_FILE)
-    new_journal = journal.Journal(run_folder / journal.JOURNAL_FILE, journal.JournalMark())
-    new_journal.append([journal.file_entry(SCENARIO_FILE, run_folder / SCENARIO_FILE)])
-    run = DeployedRun(run_folder, scenario, Deployment(superlink=superlink, wait=wait))
+    RunStore.make(run_folder).close()
+    deployment = Deployment(
+        scenario=file_sha256(run_folder / SCENARIO_FILE), superlink=superlink, wait=wait
+    )
+    run = DeployedRun(run_folder, scenario, deployment)
     with folder_lock(run_folder, COMMAND_LOCK):
         run = _submit(run, console)
     _follow(run, console)
@@ -158,6 +170,8 @@ def deploy_resume(folder: Path, console: Console) -> None:
             # A ServerApp that outlived its SuperLink may still write here.
             with folder_lock(folder):
                 end_of_events(run.events_file)
+                # It is checked whole before the run is submitted.
+                RunStore.open(folder).close()
             run = _submit(run, console)
     _follow(run, console)
 
@@ -295,11 +309,14 @@ def _open_run(folder: Path) -> DeployedRun:
         raise UserError(
             f"{folder} holds no deployed run: give the folder that  fl-dpbayes deploy run  named"
         )
-    entries = journal.listed_files(journal.read_journal(folder / journal.JOURNAL_FILE, None)[0])
-    scenario_entries = {name: entry for name, entry in entries.items() if name == SCENARIO_FILE}
-    journal.check_files(folder, scenario_entries)
+    require_store(folder)
     try:
         deployment = Deployment.model_validate_json(file.read_bytes())
     except ValidationError:
         raise UserError(f"{file} is damaged: put back a copy of it, or start a new run") from None
-    return DeployedRun(folder, load_scenario(str(folder / SCENARIO_FILE)), deployment)
+    scenario_file = folder / SCENARIO_FILE
+    if not scenario_file.is_file():
+        raise UserError(f"{scenario_file} is missing: {REMEDY}")
+    if file_sha256(scenario_file) != deployment.scenario:
+        raise UserError(f"{scenario_file} is not as it was written (its SHA-256 differs): {REMEDY}")
+    return DeployedRun(folder, load_scenario(str(scenario_file)), deployment)

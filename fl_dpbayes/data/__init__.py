@@ -8,8 +8,8 @@ from fl_dpbayes.data.feature_cache import cached_features
 from fl_dpbayes.data.public_records import MAX_VALUES, read_public_records, synthetic_inputs
 from fl_dpbayes.data.records import Records, load_unscaled, magnitude_warnings
 from fl_dpbayes.data.simulation import (
-    BASELINES_FILE,
-    PARTITION_FILE,
+    BASELINES,
+    PARTITION,
     SCENARIO_FILE,
     SITES_FOLDER,
     check_task,
@@ -45,10 +45,10 @@ from fl_dpbayes.data.snapshot import (
 from fl_dpbayes.data.virtual_sites import SitePlan
 
 __all__ = [
-    "BASELINES_FILE",
+    "BASELINES",
     "MAX_DECLARATION_ERROR",
     "MAX_VALUES",
-    "PARTITION_FILE",
+    "PARTITION",
     "SCENARIO_FILE",
     "SITES_FOLDER",
     "DataChangedError",

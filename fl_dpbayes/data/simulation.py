@@ -35,22 +35,16 @@ from fl_dpbayes.data.site import most_declared, most_in_part
 from fl_dpbayes.data.site_ledger import prepare_simulated_ledger
 from fl_dpbayes.data.virtual_sites import PlannedSite, SitePlan, dealt_sites
 from fl_dpbayes.errors import UserError
-from fl_dpbayes.files import (
-    JOURNAL_FILE,
-    Journal,
-    JournalMark,
-    file_entry,
-    write_atomically,
-    written,
-)
+from fl_dpbayes.files import RunStore, file_sha256, written
 from fl_dpbayes.models import build_model, model_input_shape, model_shapes, stored_weights
 from fl_dpbayes.models.frozen_body import frozen_body
 
 SITES_FOLDER = "sites"
 TRACES_FOLDER = "traces"
 SCENARIO_FILE = "scenario.toml"
-PARTITION_FILE = "partition.json"
-BASELINES_FILE = "baselines.json"
+# Keys of entries in a run's store.
+PARTITION = "partition"
+BASELINES = "baselines"
 
 
 def plan_sites(scenario: Scenario, data_dir: Path | None) -> SitePlan:
@@ -138,7 +132,7 @@ def _check_least_samples(scenario: Scenario, parameters: int) -> None:
 def prepare_simulation(
     scenario: Scenario, plan: SitePlan, run_folder: Path, *, cache_folder: Path | None = None
 ) -> list[Path]:
-    """Write a run's resolved scenario, site files, ledgers and the beginning of its journal.
+    """Write a run's resolved scenario, site files, ledgers and the beginning of its store.
 
     Args:
         scenario: The scenario.
@@ -154,9 +148,9 @@ def prepare_simulation(
     sites_folder = run_folder / SITES_FOLDER
     with written(run_folder):
         sites_folder.mkdir(parents=True, exist_ok=True)
+    # Before the scenario: a folder that has one and no store has lost it.
+    RunStore.make(run_folder).close()
     write_scenario(scenario, run_folder / SCENARIO_FILE)
-    partition = _partition_summary(plan)
-    write_atomically(run_folder / PARTITION_FILE, json.dumps(partition, indent=2) + "\n")
     digits = max(2, len(str(len(plan.sites) - 1)))
     paths = []
     for number, site in enumerate(plan.sites):
@@ -174,8 +168,11 @@ def prepare_simulation(
         write_site_file(site_file, path)
         prepare_simulated_ledger(path)
         paths.append(path)
-    entries = [file_entry(name, run_folder / name) for name in (SCENARIO_FILE, PARTITION_FILE)]
-    Journal(run_folder / JOURNAL_FILE, JournalMark()).append(entries)
+    with RunStore.open(run_folder) as store:
+        store.clear()
+        scenario_digest = file_sha256(run_folder / SCENARIO_FILE)
+        content = {PARTITION: _partition_summary(plan), "files": {SCENARIO_FILE: scenario_digest}}
+        store.append(**content)
     return paths
 
 

@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from fl_dpbayes.calibration import METRICS, CalibrationStatistics, from_batch, measure, on_grid
 from fl_dpbayes.config import Role, Scenario, read_site_file
-from fl_dpbayes.data import BASELINES_FILE, Site, SiteSplit, load_site
-from fl_dpbayes.files import write_atomically
+from fl_dpbayes.data import BASELINES, Site, SiteSplit, load_site
+from fl_dpbayes.files import RunStore
 from fl_dpbayes.report import BaselineRecord, Baselines
 
 SHOWN = ("accuracy", "nll", "auroc", "rms_debiased")
@@ -41,7 +41,7 @@ class Baseline:
 
 
 def write_baselines(scenario: Scenario, site_files: Sequence[Path], run_folder: Path) -> None:
-    """Measure the baselines on the test records of each role, and write them for the summary.
+    """Measure the baselines on the test records of each role, and store them for the summary.
 
     Args:
         scenario: The run's scenario.
@@ -49,7 +49,7 @@ def write_baselines(scenario: Scenario, site_files: Sequence[Path], run_folder: 
         run_folder: The run directory.
 
     Raises:
-        UserError: If a site cannot be loaded or the file not be written.
+        UserError: If a site cannot be loaded or the store not be written.
     """
     if not scenario.evaluation.baselines:
         reason = (
@@ -62,7 +62,8 @@ def write_baselines(scenario: Scenario, site_files: Sequence[Path], run_folder: 
         result = Baselines(missing={"all": reason})
     else:
         result = baselines([load_site(read_site_file(path)) for path in site_files])
-    write_atomically(run_folder / BASELINES_FILE, result.model_dump_json(exclude_unset=True) + "\n")
+    with RunStore.open(run_folder) as store:
+        store.append(**{BASELINES: result.model_dump(mode="json", exclude_unset=True)})
 
 
 def baselines(sites: Sequence[Site]) -> Baselines:

@@ -6,7 +6,7 @@ from rich.console import Console
 
 from fl_dpbayes.config import Scenario, import_apps, load_scenario
 from fl_dpbayes.data import (
-    BASELINES_FILE,
+    BASELINES,
     SCENARIO_FILE,
     SITES_FOLDER,
     plan_sites,
@@ -17,9 +17,9 @@ from fl_dpbayes.engine.flower_engine import end_interrupted
 from fl_dpbayes.engine.progress import EVENTS_FILE, EventReader, end_of_events
 from fl_dpbayes.engine.simulate import check_machine, run_prepared, show_run
 from fl_dpbayes.errors import UserError
-from fl_dpbayes.files import check_files, check_seal, digest, listed_files
+from fl_dpbayes.files import RunStore, digest
 from fl_dpbayes.files.folder_lock import folder_lock
-from fl_dpbayes.posterior import POSTERIOR_FILE
+from fl_dpbayes.posterior import POSTERIOR_FILE, check_seal
 from fl_dpbayes.report import read_summary
 
 RESULTS = ("calibration.csv", "privacy.csv", "rounds.csv", "report.html")
@@ -45,24 +45,24 @@ def resume_run(
             damaged, another process works on it, or the run failed.
     """
     import_apps()
-    from server.checkpoint import check_run_files, read_checkpoint, read_run_journal
+    from server.checkpoint import check_run_files, read_rounds
 
     folder = folder.resolve()
     _check_holds_run(folder)
     with folder_lock(folder):
         end_interrupted(folder)
-        checkpoint_and_arrays = read_checkpoint(folder)
-        checkpoint = checkpoint_and_arrays[0] if checkpoint_and_arrays else None
-        _, entries = read_run_journal(folder, checkpoint)
-        scenario_entries = {
-            name: entry for name, entry in listed_files(entries).items() if name == SCENARIO_FILE
-        }
-        check_files(folder, scenario_entries)
+        with RunStore.open(folder) as store:
+            rounds = read_rounds(store)
+            has_baselines = store.latest(BASELINES) is not None
+            check_run_files(store, only=SCENARIO_FILE)
+            is_finished = _is_finished(folder)
+            if rounds and not is_finished:
+                check_run_files(store)
         run_scenario = load_scenario(str(folder / SCENARIO_FILE))
         if scenario is not None:
             _check_same_scenario(folder, scenario, run_scenario)
         check_machine(run_scenario.resources)
-        if _is_finished(folder):
+        if is_finished:
             console.print(
                 f"the run in {folder} is finished: nothing is left to do",
                 soft_wrap=True,
@@ -70,15 +70,13 @@ def resume_run(
             )
             _warn_of_missing_results(folder, console)
         else:
-            if checkpoint is None:
+            if not rounds:
                 # Nothing was asked of any site yet, so the sites can be made once more.
                 prepare_simulation(run_scenario, plan_sites(run_scenario, data_dir), folder)
-            else:
-                check_run_files(folder, entries, checkpoint)
-            if checkpoint is None or not (folder / BASELINES_FILE).is_file():
+            if not (rounds and has_baselines):
                 site_files = sorted((folder / SITES_FOLDER).glob("*.toml"))
                 write_baselines(run_scenario, site_files, folder)
-            completed = checkpoint.round if checkpoint else 0
+            completed = rounds[-1].checkpoint.round if rounds else 0
             console.print(f"resuming after round {completed}", highlight=False)
             run_prepared(run_scenario, engine, folder, console)
     show_run(folder, console)
@@ -105,7 +103,7 @@ def _check_same_scenario(folder: Path, scenario: Scenario, run_scenario: Scenari
 
 def _warn_of_missing_results(folder: Path, console: Console) -> None:
     """Name the results that a finished run lacks, as somebody moved or deleted them."""
-    missing = [name for name in (*RESULTS, BASELINES_FILE) if not (folder / name).is_file()]
+    missing = [name for name in RESULTS if not (folder / name).is_file()]
     if missing:
         console.print(
             f"warning: the run lacks {', '.join(missing)}: fl-dpbayes report {folder}  makes the "

@@ -1,6 +1,5 @@
 """The work behind `fl-dpbayes simulate`: prepare, run on an engine, show."""
 
-import json
 import shlex
 import shutil
 import threading
@@ -12,13 +11,14 @@ import torch
 from rich.console import Console
 
 from fl_dpbayes.config import Resources, Scenario, counted, import_apps
-from fl_dpbayes.data import PARTITION_FILE, SITES_FOLDER, SitePlan, plan_sites, prepare_simulation
+from fl_dpbayes.data import PARTITION, SITES_FOLDER, SitePlan, plan_sites, prepare_simulation
 from fl_dpbayes.engine.baselines import write_baselines
 from fl_dpbayes.engine.flower_engine import run_flower
 from fl_dpbayes.engine.inline_engine import run_inline
 from fl_dpbayes.engine.progress import EVENTS_FILE, EventReader, end_of_events, run_and_follow
 from fl_dpbayes.engine.weak_budget import weak_budget
 from fl_dpbayes.errors import FailedError, Stopped, UserError
+from fl_dpbayes.files import RunStore
 from fl_dpbayes.files.folder_lock import folder_lock
 from fl_dpbayes.report import calibration_table, privacy_table, read_summary
 
@@ -69,7 +69,7 @@ def run_planned(
 
 
 def run_prepared(scenario: Scenario, engine: str, folder: Path, console: Console) -> None:
-    """Run the scenario of a run directory, from its checkpoint where it has one.
+    """Run the scenario of a run directory, from its last round where it has one.
 
     Args:
         scenario: The scenario of the run directory.
@@ -217,11 +217,10 @@ def _print_start(scenario: Scenario, engine: str, folder: Path, console: Console
     )
     if scenario.privacy.kind == "none":
         console.print("NOT PRIVATE: privacy.kind is 'none', epsilon is infinite", style="bold red")
-    partition = json.loads((folder / PARTITION_FILE).read_text(encoding="utf-8"))
+    with RunStore.open(folder, to_read=True) as store:
+        units = store.latest(PARTITION)["units"]
     training_units = {
-        name: partition["units"][name]["train"]
-        for name, site in scenario.sites.items()
-        if site.role == "train"
+        name: units[name]["train"] for name, site in scenario.sites.items() if site.role == "train"
     }
     warning = weak_budget(scenario, training_units)
     if warning:
@@ -229,7 +228,8 @@ def _print_start(scenario: Scenario, engine: str, folder: Path, console: Console
 
 
 def _completed_rounds(folder: Path) -> int:
-    from server.checkpoint import read_checkpoint
+    from server.checkpoint import read_rounds
 
-    checkpoint = read_checkpoint(folder)
-    return checkpoint[0].round if checkpoint else 0
+    with RunStore.open(folder) as store:
+        rounds = read_rounds(store)
+    return rounds[-1].checkpoint.round if rounds else 0

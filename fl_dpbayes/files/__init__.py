@@ -11,33 +11,23 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fl_dpbayes.files.array_file import *
+    from fl_dpbayes.files.array_values import *
     from fl_dpbayes.files.atomic_file import *
     from fl_dpbayes.files.audit_chain import *
     from fl_dpbayes.files.audit_log import *
-    from fl_dpbayes.files.journal import *
     from fl_dpbayes.files.kept import *
     from fl_dpbayes.files.record import *
+    from fl_dpbayes.files.run_store import *
+    from fl_dpbayes.files.sqlite_chain import *
 
 _NAMES_OF_MODULES = {
-    "array_file": (
-        "DAMAGED",
-        "array_header",
-        "check_seal",
-        "check_types",
-        "check_values",
-        "read_arrays",
-        "seal",
-        "sealable",
-        "write_arrays",
-    ),
+    "array_values": ("check_values",),
     "atomic_file": (
         "PARTIAL",
         "file_sha256",
         "read_sealed_json",
         "replaced",
         "replaced_atomically",
-        "sync_all",
         "write_atomically",
         "write_sealed_json",
         "written",
@@ -54,16 +44,6 @@ _NAMES_OF_MODULES = {
         "held_still",
         "read_audit_log",
     ),
-    "journal": (
-        "Entry",
-        "JOURNAL_FILE",
-        "Journal",
-        "JournalMark",
-        "check_files",
-        "check_no_others",
-        "file_entry",
-        "listed_files",
-    ),
     "kept": (
         "KEPT",
         "Kept",
@@ -78,6 +58,20 @@ _NAMES_OF_MODULES = {
         "canonical_json",
         "digest",
         "json_values",
+    ),
+    "sqlite_chain": (
+        "BrokenChainError",
+        "CHAIN_TABLE",
+        "append_row",
+        "connect",
+        "read_rows",
+    ),
+    "run_store": (
+        "REMEDY",
+        "RunStore",
+        "STORE_FILE",
+        "StoredArrays",
+        "require_store",
     ),
 }
 _MODULES = {name: module for module, names in _NAMES_OF_MODULES.items() for name in names}

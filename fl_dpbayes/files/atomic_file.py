@@ -1,11 +1,10 @@
 """Files that a crash cannot leave half written, and whose failure is told in one line."""
 
-import ctypes
 import errno
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ from typing import Any
 from fl_dpbayes.errors import UserError
 
 PARTIAL = ".partial"
-MOST_SINGLE_SYNCS = 32
 # Keys of a sealed JSON file: its own checksum, and those of files beside it.
 CHECKSUM = "checksum"
 BESIDE = "checksums_beside"
@@ -105,43 +103,20 @@ def write_atomically(path: Path, text: str) -> None:
         partial.write_text(text, encoding="utf-8", newline="")
 
 
-def sync(path: Path, wait: Callable[[int], None] | None = None) -> None:
+def sync(path: Path) -> None:
     """Wait until a file or folder is on the disk, and not only in the system's memory.
 
     Args:
         path: Of the file or folder.
-        wait: Waits for an open descriptor; by default `os.fsync`.
 
     Raises:
         OSError: If something could not be written.
     """
-    if wait is None:
-        wait = os.fsync
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        wait(descriptor)
+        os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def sync_all(paths: Sequence[Path]) -> None:
-    """Wait until new files and their folders are on the disk.
-
-    For many of them, it waits until their whole file system is.
-
-    Args:
-        paths: Of the files.
-
-    Raises:
-        OSError: If something could not be written.
-    """
-    if len(paths) <= MOST_SINGLE_SYNCS:
-        for path in {*paths, *(path.parent for path in paths)}:
-            sync(path)
-        return
-    folder_by_device = {os.stat(path).st_dev: path.parent for path in paths}
-    for folder in folder_by_device.values():
-        sync(folder, _sync_file_system)
 
 
 def write_sealed_json(
@@ -226,13 +201,6 @@ def file_sha256(path: Path) -> str:
     """Return the SHA-256 of a file, in hexadecimal (64 characters)."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sync_file_system(descriptor: int) -> None:
-    # Unlike os.sync, it tells of an error, from Linux 5.8 on.
-    if ctypes.CDLL(None, use_errno=True).syncfs(descriptor):
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
 
 
 def _checksum(content: Mapping[str, Any]) -> str:

@@ -6,7 +6,6 @@ docs/steward.md lists the keys.
 """
 
 import fcntl
-import hashlib
 import json
 import os
 import re
@@ -18,13 +17,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from fl_dpbayes.files.hash_chain import FIRST_HEAD, chain_head
+
 MOST_BYTES = 8 * 2**20
 FILES_KEPT = 20
 MOST_LINE_BYTES = 2**20
 # The decision of a line that is written before anything is paid for; another, which names it, says
 # what became of it.
 ASKED = "asked"
-FIRST_HEAD = "0" * 64
 # Numbers have 18 digits at most.
 MOST_LINES = 10**18
 _CHAINED = re.compile(r'(\{"number": ([1-9][0-9]{0,17}), .*), "head": "([0-9a-f]{64})"\}')
@@ -76,7 +76,7 @@ class LogText:
         """Say whether the line's hash is that over its text and all before it, hashed to `head`."""
         assert self.line is not None
         text_before_head = self.text[: -len(_tail(self.line.head))]
-        return self.line.head == _head(head, text_before_head)
+        return self.line.head == chain_head(head, text_before_head)
 
 
 def audit_log_path(site_file: Path) -> Path:
@@ -129,7 +129,7 @@ def record(site_file: str | Path, event: Mapping[str, Any]) -> AuditLine:
             time = datetime.now(UTC).isoformat(timespec="seconds")
             content = json.dumps({"number": number, "time": time, **event}, allow_nan=False)
             text = content.removesuffix("}")
-            line = AuditLine(number, _head(last.head, text))
+            line = AuditLine(number, chain_head(last.head, text))
             _append(path, f"{text}{_tail(line.head)}")
             _write_mark(mark, line)
     except OSError as error:
@@ -286,10 +286,6 @@ def _line_of(text: str) -> AuditLine | None:
 def _tail(head: str) -> str:
     """Return how a line ends, behind the text that is hashed."""
     return f', "head": "{head}"}}'
-
-
-def _head(previous: str, text: str) -> str:
-    return hashlib.sha256(f"{previous}\n{text}".encode()).hexdigest()
 
 
 def _write_mark(mark: int, line: AuditLine) -> None:

@@ -28,6 +28,7 @@ from fl_dpbayes.posterior.predictive import predict
 from fl_dpbayes.posterior.rules.combine import Aggregate, Released, combine_sites
 from fl_dpbayes.posterior.rules.fald import DriftMeter, averaged_temperature, target_warnings
 from fl_dpbayes.posterior.rules.mixture import joined
+from fl_dpbayes.posterior.sample_file import check_seal
 from fl_dpbayes.posterior.sample_store import PosteriorBank
 from fl_dpbayes.posterior.samples import (
     AnySamples,
@@ -67,6 +68,7 @@ __all__ = [
     "average_of_states",
     "average_states",
     "averaged_temperature",
+    "check_seal",
     "combine_sites",
     "concatenate",
     "distance",

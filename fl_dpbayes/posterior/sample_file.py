@@ -1,26 +1,42 @@
-"""A safetensors file of samples that is written and read a few samples at a time."""
+"""A safetensors file of samples, written a few samples at a time, with a checksum in its header.
 
+The checksum is the SHA-256 of the file with zeros in its place, which is the same in every file.
+"""
+
+import hashlib
+import json
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
-from safetensors import safe_open
 
-from fl_dpbayes.errors import UserError
-from fl_dpbayes.files import DAMAGED, array_header, check_types, check_values, read_arrays
-from fl_dpbayes.posterior.samples import AnySamples, SamplePiece
-from fl_dpbayes.protocol import Arrays, prefixed, without_prefix
+from fl_dpbayes.posterior.samples import AnySamples
+from fl_dpbayes.protocol import prefixed
 
 SAMPLES = "samples"
+# Types of the format that a file of samples has.
+TYPE_NAMES = {np.dtype(np.float32): "F32", np.dtype(np.float64): "F64"}
+_CHECKSUM_KEY = "sha256"
+_NO_CHECKSUM = "0" * 64
+# How the header of a sealed file begins, after the eight bytes of its length.
+_SEALED_START = b'{"__metadata__":{"%s":"' % _CHECKSUM_KEY.encode()
+_CHECKSUM_PLACE = 8 + len(_SEALED_START)
+_CHUNK_BYTES = 2**20
 
 
-def write_samples(
-    path: Path, samples: AnySamples, metadata: Mapping[str, str] | None = None
-) -> None:
+@dataclass(frozen=True)
+class _Checksums:
+    """The checksum that a file should have, and the bytes in its place: none if it has no place."""
+
+    computed: str
+    stored: bytes
+
+
+def write_samples(path: Path, samples: AnySamples, metadata: Mapping[str, str]) -> None:
     """Write weights, temperatures and samples, holding one part of the samples at a time.
 
     safetensors itself writes only what is in memory as a whole; its format is a length, a JSON
@@ -30,6 +46,9 @@ def write_samples(
         path: Of the file.
         samples: One or more; they become the arrays `samples/<name>`.
         metadata: Of the file.
+
+    Raises:
+        OSError: If it cannot be written.
     """
     parts = iter(samples.parts())
     first = next(parts)
@@ -42,7 +61,7 @@ def write_samples(
         for name, array in sorted(first.arrays.items())
     }
     forms |= prefixed(SAMPLES, sample_forms)
-    header, places = array_header(forms, metadata or {})
+    header, places = array_header(forms, {_CHECKSUM_KEY: _NO_CHECKSUM, **metadata})
     with path.open("wb") as file:
         file.write(header)
         for name, values in vectors.items():
@@ -55,73 +74,73 @@ def write_samples(
                 file.seek(len(header) + places[f"{SAMPLES}/{name}"] + rows_before * row_bytes)
                 file.write(np.ascontiguousarray(array).data)
             rows_before += len(part)
+    seal(path)
 
 
-def open_samples(path: Path) -> SamplePiece:
-    """Read weights and temperatures of a file of `write_samples`, and leave its samples there.
+def array_header(
+    arrays: Mapping[str, tuple[np.dtype, tuple[int, ...]]], metadata: Mapping[str, str]
+) -> tuple[bytes, dict[str, int]]:
+    """Lay arrays out one after the other.
 
-    Each reading of samples opens the file anew, so that its pages are not held between them.
+    Args:
+        arrays: Type and shape of each array, by name.
+        metadata: Text to be written into the header.
+
+    Returns:
+        The bytes before the arrays, and the place of each array after them, by name.
+    """
+    content: dict[str, object] = {"__metadata__": dict(metadata)}
+    places = {}
+    end = 0
+    for name, (dtype, shape) in arrays.items():
+        start = end
+        end += dtype.itemsize * math.prod(shape)
+        places[name] = start
+        content[name] = {
+            "dtype": TYPE_NAMES[dtype],
+            "shape": list(shape),
+            "data_offsets": [start, end],
+        }
+    text = json.dumps(content, separators=(",", ":")).encode()
+    # The format pads the header with blanks, so that the arrays start at a multiple of eight bytes.
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text, places
+
+
+def seal(path: Path) -> None:
+    """Put the checksum into a file whose metadata begin with its place."""
+    checksum = _checksums(path).computed
+    with path.open("r+b") as file:
+        file.seek(_CHECKSUM_PLACE)
+        file.write(checksum.encode())
+
+
+def check_seal(path: Path) -> None:
+    """Compare a file with its checksum.
 
     Args:
         path: Of the file.
 
-    Returns:
-        The samples.
-
     Raises:
-        UserError: Now or when samples are read, if the file is damaged or a value is not finite or
-            beyond float32's range.
+        OSError: If it cannot be read.
+        ValueError: If it has no checksum or another one.
     """
-    with _readable(path), safe_open(path, framework="numpy") as file:
-        check_types(file)
-        names = [name for name in file.keys() if name.startswith(f"{SAMPLES}/")]  # noqa: SIM118
-        weights = file.get_tensor("weights")
-        temperatures = file.get_tensor("temperatures")
-        check_values("weights", weights)
-        check_values("temperatures", temperatures)
-        if weights.ndim != 1 or weights.shape != temperatures.shape:
-            raise ValueError("weights and temperatures need one number for each sample")
-        if min(weights.min(initial=0), temperatures.min(initial=0)) < 0:
-            raise ValueError("a weight or temperature is below 0")
-
-    def rows(numbers: npt.NDArray[np.intp]) -> Arrays:
-        with _readable(path), safe_open(path, framework="numpy") as file:
-            arrays = {name: _rows(file.get_slice(name), numbers) for name in names}
-            for name, values in arrays.items():
-                check_values(name, values)
-            return without_prefix(SAMPLES, arrays)
-
-    return SamplePiece(weights, temperatures, rows)
+    checksums = _checksums(path)
+    if not re.fullmatch(rb"[0-9a-f]{64}", checksums.stored):
+        raise ValueError(
+            "it has no checksum: an older version of fl-dpbayes wrote it, or it is damaged"
+        )
+    if checksums.stored != checksums.computed.encode():
+        raise ValueError("it was cut off or changed since it was written (its checksum differs)")
 
 
-def read_state(path: Path) -> Arrays:
-    """Read all arrays of a file of the bank.
-
-    Raises:
-        UserError: If the file is damaged, or a value is not finite or beyond float32's range.
-    """
-    with _readable(path):
-        _, arrays = read_arrays(path)
-        for name, values in arrays.items():
-            check_values(name, values)
-    return arrays
-
-
-@contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except DAMAGED as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(
-            f"{path} cannot be read ({reason}): put back a copy of it, or run its scenario again"
-        ) from None
-
-
-def _rows(tensor, numbers: npt.NDArray[np.intp]) -> npt.NDArray[np.float32]:  # type: ignore[no-untyped-def]
-    """Read rows of ascending numbers from a slice of safetensors, which has no public type."""
-    start = int(numbers[0])
-    stop = int(numbers[-1]) + 1
-    if stop - start == len(numbers):
-        return tensor[start:stop]
-    return np.concatenate([tensor[int(number) : int(number) + 1] for number in numbers])
+def _checksums(path: Path) -> _Checksums:
+    with path.open("rb") as file:
+        start = file.read(_CHECKSUM_PLACE + 64)
+        stored = b""
+        if start[8:_CHECKSUM_PLACE] == _SEALED_START:
+            stored = start[_CHECKSUM_PLACE:]
+        hasher = hashlib.sha256(start[:_CHECKSUM_PLACE] + _NO_CHECKSUM.encode())
+        while chunk := file.read(_CHUNK_BYTES):
+            hasher.update(chunk)
+    return _Checksums(computed=hasher.hexdigest(), stored=stored)

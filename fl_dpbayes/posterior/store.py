@@ -8,22 +8,13 @@ from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field, ValidationError, model_validator
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from fl_dpbayes.config import PROVIDED, Model, ModuleModel, RecalibrationMap, Task, parameter_count
 from fl_dpbayes.errors import UserError
-from fl_dpbayes.files import (
-    DAMAGED,
-    Config,
-    check_seal,
-    check_types,
-    check_values,
-    replaced_atomically,
-    seal,
-    sealable,
-)
+from fl_dpbayes.files import Config, check_values, replaced_atomically
 from fl_dpbayes.models import model_shapes
-from fl_dpbayes.posterior.sample_file import SAMPLES, write_samples
+from fl_dpbayes.posterior.sample_file import SAMPLES, TYPE_NAMES, check_seal, write_samples
 from fl_dpbayes.posterior.samples import AnySamples, PosteriorSamples
 from fl_dpbayes.protocol import prefixed, without_prefix
 
@@ -105,8 +96,7 @@ def save_posterior(
         model=model, task=task, scenario_hash=scenario_hash, recalibration=recalibration
     )
     with replaced_atomically(path) as partial:
-        write_samples(partial, samples, sealable({_KEY: metadata.model_dump_json()}))
-        seal(partial)
+        write_samples(partial, samples, {_KEY: metadata.model_dump_json()})
 
 
 def load_posterior(path: Path, allowed_code: Collection[str] = ()) -> StoredPosterior:
@@ -137,7 +127,7 @@ def load_posterior(path: Path, allowed_code: Collection[str] = ()) -> StoredPost
         first = error.errors(include_url=False, include_input=False)[0]
         key = ".".join(str(part) for part in first["loc"])
         reason = f"{key}: {first['msg']}" if key else first["msg"]
-    except (*DAMAGED, UserError, RuntimeError) as error:
+    except (SafetensorError, ValueError, OSError, UserError, RuntimeError) as error:
         # RuntimeError is how torch refuses a model whose size does not fit its integers.
         reason = str(error)
     raise UserError(
@@ -157,7 +147,7 @@ def _read_posterior(path: Path, allowed_code: Collection[str]) -> StoredPosterio
         shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
         if shapes != expected:
             raise ValueError("names or shapes of the arrays are not those of the model")
-        check_types(file)
+        _check_types(file)
         arrays = {name: file.get_tensor(name) for name in expected}
     for name, array in arrays.items():
         if array.dtype != (np.float32 if name.startswith(f"{SAMPLES}/") else np.float64):
@@ -184,6 +174,14 @@ def _check_code(model: Model, path: Path, allowed: Collection[str]) -> None:
             "you trust it, allow it "
             f"with  --allow-code {model.factory}  (Python: allowed_code=[{model.factory!r}])"
         )
+
+
+def _check_types(file: safe_open) -> None:
+    """Check the stored types before an array is read: the format has types that NumPy has not."""
+    for name in file.keys():  # noqa: SIM118
+        stored_type = file.get_slice(name).get_dtype()
+        if stored_type not in TYPE_NAMES.values():
+            raise ValueError(f"array {name!r} is {stored_type}: it must be float32 or float64")
 
 
 def _expected_shapes(metadata: PosteriorMetadata, samples: int) -> dict[str, tuple[int, ...]]:

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field, PositiveFloat
 
-from fl_dpbayes.config import Scenario, Task, import_apps
+from fl_dpbayes.config import Scenario, Task
 from fl_dpbayes.errors import UserError
-from fl_dpbayes.files import DAMAGED, Config, check_values, digest
+from fl_dpbayes.files import STORE_FILE, Config, RunStore, check_values, digest
 from fl_dpbayes.models import model_shapes
 from fl_dpbayes.posterior import (
     FACTS,
@@ -168,7 +168,7 @@ def load_hospitals(run_dir: Path, scenario: Scenario, task: Task) -> HospitalMod
     """Fit the posterior over hospitals of a finished run.
 
     Args:
-        run_dir: The run's folder, whose bank holds sums over the rounds of every site.
+        run_dir: The run's folder, whose store holds sums over the rounds of every site.
         scenario: The run's scenario, with [hierarchical].
         task: The run's task.
 
@@ -178,13 +178,10 @@ def load_hospitals(run_dir: Path, scenario: Scenario, task: Task) -> HospitalMod
     Raises:
         UserError: If the sums are not there, or damaged.
     """
-    import_apps()
-    from server.checkpoint import BANK_FOLDER
-
     parameters = sum(map(math.prod, model_shapes(scenario.model, task).values()))
-    folder = run_dir / BANK_FOLDER
+    with RunStore.open(run_dir, to_read=True) as store:
+        sums = PosteriorBank(store).last(HOSPITALS, 0) or {}
     try:
-        sums = PosteriorBank(folder).last(HOSPITALS, 0) or {}
         _check_sums(sums, scenario, width=FACTS + 2 * parameters)
         # Sums beyond all bounds may end in any floating-point error, and in NaN.
         with np.errstate(all="ignore"):
@@ -193,10 +190,10 @@ def load_hospitals(run_dir: Path, scenario: Scenario, task: Task) -> HospitalMod
         check_values("covariates", model.covariates)
         if not model.covariates[:, 1:].std() >= SMALLEST_WEIGHT:
             raise ValueError("the run's features have no spread")
-    except (*DAMAGED, ArithmeticError, IndexError) as error:
+    except (ValueError, ArithmeticError, IndexError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(
-            f"the sums of hospitals in {folder} cannot be read ({reason}): {PUT_BACK}"
+            f"the sums of hospitals in {run_dir / STORE_FILE} cannot be read ({reason}): {PUT_BACK}"
         ) from None
     return model
 

@@ -1,5 +1,6 @@
 """The posterior of a finished run: its samples, and its chains as ArviZ takes them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ import numpy as np
 
 from fl_dpbayes.config import Rule, counted, import_apps
 from fl_dpbayes.errors import UserError
-from fl_dpbayes.files import DAMAGED
+from fl_dpbayes.files import RunStore
 from fl_dpbayes.posterior import PosteriorBank, PosteriorSamples, StoredPosterior
 
 
@@ -68,7 +69,7 @@ class RunPosterior:
                 name: np.stack([chain.arrays[name][-draws:] for chain in chains.values()])
                 for name in self.samples.arrays
             }
-        except (*DAMAGED, KeyError) as error:
+        except (ValueError, KeyError) as error:
             raise UserError(
                 f"the chains in {self.folder} are damaged ({error}): put back a copy of them"
             ) from None
@@ -82,23 +83,27 @@ class RunPosterior:
 
     def _chains(self) -> dict[str, PosteriorSamples]:
         import_apps()
-        from server.checkpoint import BANK_FOLDER
         from server.strategies.fald import AVERAGED
 
-        bank = PosteriorBank(self.folder / BANK_FOLDER)
         sources = (AVERAGED,) if self.rule.own_rounds else self.sites
-        chains = {}
-        for source in sources:
-            stored = bank.stored(source)
-            if stored is None:
-                continue
-            samples = stored.in_memory().pieces[0]
-            chain_of_sample = bank.sample_chains(source)
-            numbers = np.unique(chain_of_sample)
-            for number in numbers:
-                rows = np.flatnonzero(chain_of_sample == number)
-                name = f"{source} {number + 1}" if len(numbers) > 1 else source
-                chains[name] = PosteriorSamples(
-                    samples.rows(rows), samples.weights[rows], samples.temperatures[rows]
-                )
-        return chains
+        with RunStore.open(self.folder, to_read=True) as store:
+            return _chains_of(PosteriorBank(store), sources)
+
+
+def _chains_of(bank: PosteriorBank, sources: Sequence[str]) -> dict[str, PosteriorSamples]:
+    """Return the chains of sources in a bank, by name."""
+    chains = {}
+    for source in sources:
+        stored = bank.stored(source)
+        if stored is None:
+            continue
+        samples = stored.in_memory().pieces[0]
+        chain_of_sample = bank.sample_chains(source)
+        numbers = np.unique(chain_of_sample)
+        for number in numbers:
+            rows = np.flatnonzero(chain_of_sample == number)
+            name = f"{source} {number + 1}" if len(numbers) > 1 else source
+            chains[name] = PosteriorSamples(
+                samples.rows(rows), samples.weights[rows], samples.temperatures[rows]
+            )
+    return chains

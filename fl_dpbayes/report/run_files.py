@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from fl_dpbayes.calibration import METRICS, CalibrationRecord, SummaryPart
 from fl_dpbayes.errors import UserError
-from fl_dpbayes.files import atomic_file, json_values
+from fl_dpbayes.files import STORE_FILE, atomic_file, json_values
 from fl_dpbayes.report.summary import Summary, parse_summary
 
 SUMMARY_FILE = "summary.json"
@@ -190,7 +190,7 @@ def check_not_cut_off(run_dir: Path | str) -> None:
     Raises:
         UserError: If the folder holds a run that is not finished.
     """
-    begun_files = ("scenario.toml", "checkpoint.safetensors")
+    begun_files = ("scenario.toml", STORE_FILE)
     if any((Path(run_dir) / name).is_file() for name in begun_files):
         raise UserError(
             f"the run in {run_dir} is not finished: go on with  {_resume_command(run_dir)}"

@@ -26,7 +26,7 @@ from fl_dpbayes.config import Study, counted, load_study, same_study, shipped_pa
 from fl_dpbayes.data import load_unscaled
 from fl_dpbayes.engine.simulate import check_machine, new_folder
 from fl_dpbayes.errors import Stopped, UserError
-from fl_dpbayes.files import digest, journal, json_values, write_atomically
+from fl_dpbayes.files import digest, file_sha256, json_values, write_atomically
 from fl_dpbayes.files.folder_lock import folder_lock
 from fl_dpbayes.report import duration
 from fl_dpbayes.report.study.page import write_study_report
@@ -53,6 +53,8 @@ from fl_dpbayes.study.table import (
 from fl_dpbayes.version import __version__
 
 STUDY_FILE = "study.toml"
+# As `sha256sum study.toml` prints it.
+DIGEST_FILE = "study.sha256"
 RECORD_FILE = "study.json"
 # What is no federation, or needs an attacker's code: scripts of the source tree, which the package
 # does not hold.
@@ -119,8 +121,8 @@ def begin_study(
     folder = new_folder(folder, study.name, CELLS_FOLDER)
     with folder_lock(folder):
         write_study(study, folder / STUDY_FILE)
-        study_journal = journal.Journal(folder / journal.JOURNAL_FILE, journal.JournalMark())
-        study_journal.append([journal.file_entry(STUDY_FILE, folder / STUDY_FILE)])
+        study_digest = file_sha256(folder / STUDY_FILE)
+        write_atomically(folder / DIGEST_FILE, f"{study_digest}  {STUDY_FILE}\n")
         return _run_missing(StudyInFolder(study, cells, folder), data_dir, workers, console)
 
 
@@ -214,15 +216,18 @@ def _resume_command(folder: Path) -> str:
 
 def _check_study_file(folder: Path) -> None:
     """Check that the study's file is as it was written."""
-    journal_file = folder / journal.JOURNAL_FILE
-    entries, _ = journal.read_journal(journal_file)
-    listed = journal.listed_files(entries)
-    if STUDY_FILE not in listed:
+    digest_file = folder / DIGEST_FILE
+    if not digest_file.is_file():
         raise UserError(
-            f"{journal_file} is missing or damaged, or an older version began this study: put "
-            "back a copy of it, or start the study anew with --out"
+            f"{digest_file} is missing, or an older version began this study: put back a copy of "
+            "it, or start the study anew with --out"
         )
-    journal.check_files(folder, listed)
+    study_digest = file_sha256(folder / STUDY_FILE)
+    if digest_file.read_bytes() != f"{study_digest}  {STUDY_FILE}\n".encode():
+        raise UserError(
+            f"{folder / STUDY_FILE} or {digest_file} is not as it was written: put back a copy of "
+            "it, or start the study anew with --out"
+        )
 
 
 def _run_missing(

@@ -1,4 +1,4 @@
-"""The training rounds, which all rules share: requests, replies and checkpoints."""
+"""The training rounds, which all rules share: requests, replies and what is kept of them."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ from flwr.serverapp.strategy import Strategy
 
 from fl_dpbayes.config import backbone_folder, site_plan, warning
 from fl_dpbayes.errors import UserError
-from fl_dpbayes.files import Entry, digest
+from fl_dpbayes.files import digest
 from fl_dpbayes.models import build_model, to_vector
 from fl_dpbayes.posterior import PosteriorBank, weigh_sites
 from fl_dpbayes.protocol import (
@@ -33,7 +33,14 @@ from server.check_reply import (
     check_reply_size,
     check_train_reply,
 )
-from server.checkpoint import BANK_FOLDER, Checkpoint, JournaledSites, write_checkpoint
+from server.checkpoint import (
+    Checkpoint,
+    KnownSites,
+    RoundEntry,
+    known_sites,
+    prepared_files,
+    save_round,
+)
 from server.exchange import Exchange
 from server.ledger_heads import LedgerHeads
 from server.messages import encoded
@@ -88,7 +95,7 @@ class TrainingRounds(Strategy):
     def __init__(self, federation: Federation, record: RunRecord) -> None:
         self.federation = federation
         self.record = record
-        self.bank = PosteriorBank(federation.run_folder / BANK_FOLDER)
+        self.bank = PosteriorBank(record.store)
         self.site_weights: Mapping[str, float] = self._weigh_all_sites()
         self.plan = site_plan(federation.scenario, federation.planned_sites)
         check_reply_size(self.plan, federation)
@@ -96,7 +103,7 @@ class TrainingRounds(Strategy):
         self.heads = LedgerHeads(federation.heads_file)
         self.done_rounds = 0
         self._scenario_digest = digest(federation.scenario)
-        self._journaled = JournaledSites()
+        self._known_sites = KnownSites()
 
     # What a rule may do otherwise.
 
@@ -184,7 +191,7 @@ class TrainingRounds(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Check and bank the replies, let the rule form the next state, and write a checkpoint."""
+        """Check and bank the replies, let the rule form the next state, and store the round."""
         if server_round <= self.done_rounds:
             return None, None
         answers = self._take_replies(server_round, replies)
@@ -365,40 +372,41 @@ class TrainingRounds(Strategy):
     # Checkpoints.
 
     def save(self, round_number: int, state: Arrays) -> None:
-        """Write the checkpoint of a round that is complete; 0 before the first."""
+        """Put a round that is complete into the run's store; 0 before the first."""
         federation = self.federation
-        sites = self._journaled.new_entries(federation.roster, self.heads.last)
-        entries = [*self.bank.new_entries(), *self.record.new_entries(), *sites]
         checkpoint = Checkpoint(
             scenario=self._scenario_digest,
             run=federation.run,
             round=round_number,
             planned_sites=federation.planned_sites,
             participation=self.participation.state(),
-            journal=self.record.journal.append(entries),
             seconds=self.record.seconds_so_far(),
         )
-        write_checkpoint(federation.run_folder, checkpoint, state)
+        entry = self.record.new_entry(checkpoint)
+        entry = self._known_sites.completed(entry, federation.roster, self.heads.last)
+        files = {}
+        if round_number == 0:
+            files["files"] = prepared_files(federation.run_folder)
+        save_round(self.record.store, entry, state, **files)
         self.heads.keep()
-        self.bank.drop_replaced()
 
-    def restore(self, checkpoint: Checkpoint, entries: Sequence[Entry]) -> None:
-        """Go on after a checkpoint of this run, whose state comes as initial arrays.
+    def restore(self, rounds: Sequence[RoundEntry]) -> None:
+        """Go on after the last of a run's rounds, whose state comes as initial arrays.
 
         Args:
-            checkpoint: The checkpoint; its rounds are passed over.
-            entries: The run's journal as far as the checkpoint goes.
+            rounds: What the run's store holds of them; they are passed over.
         """
+        checkpoint = rounds[-1].checkpoint
         self.done_rounds = checkpoint.round
-        self._journaled = JournaledSites(entries)
-        self.heads.restore(self._journaled.heads)
+        self._known_sites = known_sites(rounds)
+        self.heads.restore(self._known_sites.heads)
         participation = checkpoint.participation
         if not self.federation.simulation_folder:
             # At real sites a steward may have changed the policy since; a site that refuses again
             # is charged nothing.
             participation = participation.model_copy(update={"finished": ()})
         self.participation.restore(participation)
-        self.record.restore(entries, seconds=checkpoint.seconds, round_number=checkpoint.round)
+        self.record.restore(rounds)
         for member in self.federation.roster.members:
             if not member.has_node:
                 self.record.warn(warning("missing", member.card.name))

@@ -192,8 +192,8 @@ def test_chains_go_to_arviz_by_site_or_averaged(run, tmp_path, monkeypatch) -> N
     assert np.allclose(
         np.sort(weights, axis=0), np.sort(mixed.posterior.samples.arrays["1.weight"], axis=0)
     )
-    next((mixed.folder / "bank").glob("*/chain-*")).write_bytes(b"damaged")
-    with pytest.raises(fl.UserError, match="cannot be read"):
+    (mixed.folder / "run.sqlite").write_bytes(b"damaged")
+    with pytest.raises(fl.UserError, match="is not as it was written"):
         mixed.posterior.to_arviz()
     (other := ModuleType("server")).__file__ = str(tmp_path / "server.py")
     monkeypatch.setitem(sys.modules, "server", other)

@@ -1,6 +1,5 @@
 """From a scenario to virtual sites: whose records are whose, what is checked first, and what is written down."""
 
-import json
 from hashlib import sha256
 from pathlib import Path
 
@@ -28,6 +27,7 @@ from fl_dpbayes.data.records import load_unscaled
 from fl_dpbayes.data.simulation import plan_sites, prepare_simulation
 from fl_dpbayes.data.site_ledger import cohort_of, ledger_place
 from fl_dpbayes.engine.simulate import simulate
+from fl_dpbayes.files.run_store import RunStore
 from fl_dpbayes.predict.stored_posterior import predict_records
 from fl_dpbayes.privacy.ledger.ledger import Ledger
 from tests.asking import refused
@@ -363,7 +363,7 @@ def test_a_scenario_that_is_written_and_read_again_still_shares(tmp_path):
     prepare_simulation(scenario, plan_sites(scenario, None), tmp_path)
     again = load_scenario(str(tmp_path / "scenario.toml"))
     assert again.sites == scenario.sites
-    units = json.loads((tmp_path / "partition.json").read_text())["units"]
+    units = RunStore.open(tmp_path, to_read=True).latest("partition")["units"]
     assert units["dark"] == units["held-out"]
     noised = ["evaluation.release=noised", "evaluation.noise_multiplier=2"]
     refused(

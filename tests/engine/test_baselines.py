@@ -1,6 +1,5 @@
 """Baselines beside a simulated run: what they predict, on whose records, and where they are not computed."""
 
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -11,9 +10,10 @@ from sklearn.metrics import log_loss, roc_auc_score
 from fl_dpbayes.calibration import CalibrationRecord
 from fl_dpbayes.config.scenario import Evaluation, load_scenario
 from fl_dpbayes.config.site_file import read_site_file
-from fl_dpbayes.data.simulation import BASELINES_FILE, plan_sites, prepare_simulation
+from fl_dpbayes.data.simulation import BASELINES, plan_sites, prepare_simulation
 from fl_dpbayes.data.site import load_site
 from fl_dpbayes.engine.baselines import baselines, write_baselines
+from fl_dpbayes.files.run_store import RunStore
 from fl_dpbayes.report.answer import answer
 from fl_dpbayes.report.page_tables import baselines_table
 from fl_dpbayes.report.summary import BaselineRecord, Baselines, parse_summary
@@ -75,8 +75,9 @@ def test_what_cannot_be_computed_is_told(sites, prepared, tmp_path):
         ("baselines", False, "without privacy"),
     ):
         evaluation = prepared[0].evaluation.model_copy(update={key: value})
+        RunStore.make(tmp_path).close()
         write_baselines(prepared[0].model_copy(update={"evaluation": evaluation}), [], tmp_path)
-        assert why in json.loads((tmp_path / BASELINES_FILE).read_text())["missing"]["all"]
+        assert why in RunStore.open(tmp_path).latest(BASELINES)["missing"]["all"]
     assert not Evaluation().baselines
 
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from fl_dpbayes.files.journal import Journal, JournalMark
 from fl_dpbayes.files.kept import KEPT
+from fl_dpbayes.files.run_store import RunStore
 from fl_dpbayes.hospital.check_passes import finding_of
 from fl_dpbayes.models import rows as row_check
 from fl_dpbayes.models.rows import PassShape, note, noted_shapes, shapes_so_far
@@ -137,7 +137,7 @@ def test_a_hostile_site_can_say_nothing_else(changed) -> None:
 def test_a_site_is_heard_once_for_each_computation_and_its_text_steers_nothing(
     tmp_path: Path,
 ) -> None:
-    record = RunRecord(tmp_path, Journal(tmp_path / "journal", JournalMark()))
+    record = RunRecord(RunStore.make(tmp_path))
     for times in range(1, 50):
         hostile = {
             "processor": f"\x1b[2J<script>{times}</script>" + "x" * 100,

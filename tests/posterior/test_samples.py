@@ -3,14 +3,19 @@
 On disk they behave alike, and are read piece by piece.
 """
 
+import tempfile
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
+from fl_dpbayes.files.run_store import RunStore
 from fl_dpbayes.posterior.rules.mixture import joined
-from fl_dpbayes.posterior.sample_file import open_samples, write_samples
+from fl_dpbayes.posterior.sample_file import write_samples
+from fl_dpbayes.posterior.sample_store import PosteriorBank
 from fl_dpbayes.posterior.samples import PosteriorSamples, SamplePiece, StoredSamples, concatenate
 
 
@@ -34,12 +39,11 @@ def assert_same(found, expected):
 @pytest.fixture
 def stored(tmp_path):
     def store(*parts):
-        pieces = []
+        folder = Path(tempfile.mkdtemp(dir=tmp_path))
+        bank = PosteriorBank(RunStore.make(folder))
         for number, part in enumerate(parts):
-            path = tmp_path / f"{number}-{len(pieces)}-{part.weights[0]}.safetensors"
-            write_samples(path, part)
-            pieces.append(open_samples(path))
-        return StoredSamples(tuple(pieces))
+            bank.add("site", number, 0, part, {})
+        return bank.stored("site")
 
     return store
 

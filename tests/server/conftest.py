@@ -19,7 +19,7 @@ from fl_dpbayes.calibration.statistics import CalibrationStatistics, to_arrays
 from fl_dpbayes.config.scenario import load_scenario
 from fl_dpbayes.data.simulation import SITES_FOLDER, plan_sites, prepare_simulation, run_identifier
 from fl_dpbayes.engine.inline_engine import InlineGrid, task_identity
-from fl_dpbayes.files.journal import JOURNAL_FILE, Journal, JournalMark
+from fl_dpbayes.files.run_store import STORE_FILE, RunStore
 from fl_dpbayes.models.build import build_model, model_shapes
 from fl_dpbayes.posterior.predictive import predict
 from fl_dpbayes.posterior.store import load_posterior, save_posterior
@@ -186,7 +186,7 @@ class Sites:
 
     def take(self, stage: str, answer: Callable[[Message], list[Message]]) -> tuple[Any, str]:
         with TemporaryDirectory(dir=self.folder) as folder:
-            record = RunRecord(Path(folder), Journal(Path(folder) / JOURNAL_FILE, JournalMark()))
+            record = RunRecord(RunStore.make(Path(folder)))
             taken = getattr(self, stage)(answer, record)
             most = 250 if stage == "train" else 350
             assert all(
@@ -234,7 +234,7 @@ class Sites:
         for name, most in (
             ("events.jsonl", 2**17),
             ("privacy.csv", 2**17),
-            ("checkpoint.safetensors", 2**22),
+            (STORE_FILE, 2**23),
         ):
             assert (folder / name).stat().st_size < most
         said = "" if history.used_replies else "".join(history.details.values())

@@ -1,13 +1,14 @@
 """Files that a resume reads, damaged in every way: refused in one line, or proven harmless."""
 
+import random
 import shutil
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 from rich.console import Console
-from safetensors.numpy import load_file, save_file
 
 from fl_dpbayes.config.scenario import load_scenario
 from fl_dpbayes.config.site_file import read_site_file
@@ -16,7 +17,8 @@ from fl_dpbayes.data.site_ledger import prepare_simulated_ledger
 from fl_dpbayes.engine.inline_engine import run_inline
 from fl_dpbayes.engine.resume import resume_run
 from fl_dpbayes.errors import UserError
-from server.checkpoint import read_checkpoint, write_checkpoint
+from fl_dpbayes.files.run_store import STORE_FILE, RunStore
+from server.checkpoint import read_rounds, save_round, server_state
 from server.strategies.strategy import PosteriorStrategy
 from tests.resumed import assert_same_run
 from tests.server.conftest import Cut
@@ -29,20 +31,9 @@ OVERRIDES = [
     "privacy.sampling_rate=1.0",
     "simulation.insecure_seed=5",
 ]
-SAMPLES, LAST = (
-    "bank/north/chain-0000-round-000001.safetensors",
-    "bank/north/last-0000-round-000002.safetensors",
-)
-REFUSED = (
-    "checkpoint.safetensors",
-    "journal.jsonl",
-    SAMPLES,
-    LAST,
-    "sites/00-north.toml",
-    "sites/00-north.npy",
-    "scenario.toml",
-    "partition.json",
-)
+REFUSED = (STORE_FILE, "sites/00-north.toml", "sites/00-north.npy", "scenario.toml")
+FLIPS = 400
+GONE_ON_WITH = 3
 # What a display or a person reads; a run writes it anew or does without.
 HARMLESS = ("events.jsonl", "privacy.csv", "rounds.csv", "flower.log", "run.lock")
 
@@ -131,20 +122,10 @@ def test_damaged_file_is_refused_by_name(cut: Path, name: str, damage: str) -> N
     assert "put back a copy" in text or "put it back" in text
 
 
-STRAY = (
-    "bank/north/chain-0000-round-000001 (copy).safetensors",
-    "bank/held-out/chain-0000-round-000001.safetensors",
-    "bank/north/last-0001-round-000001.safetensors",
-    "bank/north/notes.txt",
-    "sites/00-other.toml",
-)
-
-
-@pytest.mark.parametrize("name", STRAY)
-def test_stray_file_where_files_are_looked_up_is_refused(cut: Path, name: str) -> None:
-    (cut / name).parent.mkdir(exist_ok=True)
-    shutil.copy(cut / (SAMPLES if name.startswith("bank") else "sites/00-north.toml"), cut / name)
-    assert f"{cut / name} is no file of this run: move it out of the folder" in refused(cut)
+def test_stray_file_where_files_are_looked_up_is_refused(cut: Path) -> None:
+    stray = cut / "sites/00-other.toml"
+    shutil.copy(cut / "sites/00-north.toml", stray)
+    assert f"{stray} is no file of this run: move it out of the folder" in refused(cut)
 
 
 @pytest.mark.slow
@@ -154,36 +135,81 @@ def test_what_a_resume_does_not_read_changes_nothing(runs: Path, tmp_path: Path)
         for name in HARMLESS:
             change(folder / name)
         for stray in (
-            "checkpoint (copy).safetensors",
+            "run (copy).sqlite",
             "notes.txt",
             "sites/more.npy",
             "sites/.00-north.toml.partial",
         ):
             (folder / stray).write_bytes(b"?")
-        # As a kill leaves them: files of a round that has no checkpoint, one of them half written,
-        # and a torn line.
-        (folder / "bank/north/last-0000-round-000003.safetensors").write_bytes(b"?")
-        (folder / "bank/north/.chain-0000-round-000003.safetensors.partial").write_bytes(b"?")
-        with (folder / "journal.jsonl").open("ab") as file:
-            file.write(b'{"sha256":"00')
         resume(folder)
         assert_same_run(folder, runs / "unbroken")
 
 
-def test_run_whose_checkpoint_and_journal_are_gone_is_not_begun_again(cut: Path) -> None:
-    (cut / "checkpoint.safetensors").unlink()
-    (cut / "journal.jsonl").unlink()
-    assert "checkpoint.safetensors is missing, and the run has asked its sites" in refused(cut)
+def test_run_whose_store_is_gone_is_not_begun_again(cut: Path) -> None:
+    (cut / STORE_FILE).unlink()
+    assert f"{cut / STORE_FILE} is missing: put back a copy of it" in refused(cut)
+    for command in (RunStore.open, partial(RunStore.open, to_read=True)):
+        with pytest.raises(UserError, match="is missing"):
+            command(cut)
 
 
 def test_run_of_an_older_version_is_named_as_one(cut: Path) -> None:
     # Its sites hold the digest of a plan that was written otherwise.
-    checkpoint, state = read_checkpoint(cut)
-    write_checkpoint(cut, checkpoint.model_copy(update={"format": 2}), state)
+    with RunStore.open(cut) as store:
+        last = read_rounds(store)[-1]
+        older = last.checkpoint.model_copy(update={"format": 4})
+        save_round(store, last.model_copy(update={"checkpoint": older}), server_state(store))
     assert "cannot be read (an older version of fl-dpbayes wrote it)" in refused(cut)
-    path = cut / "checkpoint.safetensors"
-    save_file(load_file(path), path, {"checkpoint": '{"format": 1}'})
-    assert "no checksum: an older version of fl-dpbayes wrote it" in refused(cut)
+    (cut / STORE_FILE).unlink()
+    for name in ("checkpoint.safetensors", "journal.jsonl"):
+        (cut / name).touch()
+        assert f"a run of an older version of fl-dpbayes ({name}): finish it" in refused(cut)
+
+
+@pytest.mark.slow
+def test_flipped_bits_of_the_store_are_found_or_lie_where_nothing_is(
+    cut: Path, runs: Path, tmp_path: Path
+) -> None:
+    path = cut / STORE_FILE
+    good = path.read_bytes()
+    with RunStore.open(cut) as store:
+        expected = content_of(store)
+    generator = random.Random(1)
+    unfound = []
+    told = []
+    for place in generator.sample(range(len(good)), FLIPS):
+        path.write_bytes(flipped(good, place, generator.randrange(8)))
+        try:
+            with RunStore.open(cut) as store:
+                assert content_of(store) == expected
+            unfound.append(path.read_bytes())
+        except UserError as error:
+            told.append(str(error))
+    assert len(unfound) < FLIPS / 2
+    assert all(str(path) in text and "\n" not in text for text in told)
+    # Where one is not found, going on ends as it would have without it.
+    for number, content in enumerate(generator.sample(unfound, GONE_ON_WITH)):
+        folder = Path(shutil.copytree(runs / "cut", tmp_path / f"unfound-{number}"))
+        (folder / STORE_FILE).write_bytes(content)
+        resume(folder)
+        assert_same_run(folder, runs / "unbroken")
+
+
+def flipped(content: bytes, place: int, bit: int) -> bytes:
+    return content[:place] + bytes([content[place] ^ 1 << bit]) + content[place + 1 :]
+
+
+def content_of(store: RunStore) -> list[str]:
+    """Return all that a store holds, as SQL."""
+    return list(store._connection.iterdump())
+
+
+def test_a_run_folder_that_was_moved_goes_on(cut: Path, runs: Path, tmp_path: Path) -> None:
+    moved = tmp_path / "on another disk" / "run"
+    moved.parent.mkdir()
+    cut.rename(moved)
+    resume(moved)
+    assert_same_run(moved, runs / "unbroken")
 
 
 @pytest.mark.slow

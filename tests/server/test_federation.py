@@ -1,13 +1,14 @@
 """A whole run in this process: roles, records, budgets, results, and sites that do not answer."""
 
-import json
 import time
 
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
+from fl_dpbayes.data.simulation import PARTITION
 from fl_dpbayes.errors import UserError
+from fl_dpbayes.files.run_store import RunStore
 from fl_dpbayes.report.page import write_report
 from fl_dpbayes.report.summary import parse_summary
 from server.grid import OrderedGrid
@@ -244,7 +245,7 @@ def test_sites_with_the_same_patients_are_not_pooled(
     (told,) = [text for text in summary["warnings"] if "records_of" in text]
     assert told.startswith("shifted sites hold the same records")
     assert 0.1 < summary["feature_total_variation"] < 0.75
-    partition = json.loads((run.folder / "partition.json").read_text())
+    partition = RunStore.open(run.folder, to_read=True).latest(PARTITION)
     assert summary["feature_total_variation"] == partition["feature_total_variation"]
     assert (run.folder / "report.html").stat().st_size > 0
 

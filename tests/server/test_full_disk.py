@@ -9,6 +9,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
+from fl_dpbayes.files import run_store
 from tests.resumed import assert_same_run
 
 pytestmark = pytest.mark.slow
@@ -28,7 +29,7 @@ SETTINGS = [
 # Ledgers and their second places, overwritten where they lie, have their own tests; a log ends
 # where the disk is full.
 NOT_TRIED = ("ledgers/", "witnesses/", "flower.log", "run.lock")
-MOST_FAILURES, MOST_OF_A_KIND = 40, 2
+MOST_FAILURES, MOST_OF_A_KIND = 40, 3
 
 
 class FullDisk:
@@ -60,17 +61,30 @@ class FullDisk:
         )
         kind = re.sub(r"(?<=/).*(?=\.)", "*", name)
         self._seen[kind] += 1
-        # These are written in every round, and in several ways.
-        number = self._seen[kind] if name in ("journal.jsonl", "checkpoint.safetensors") else 1
-        if (
-            name.startswith(NOT_TRIED)
-            or number > MOST_OF_A_KIND
-            or f"{kind} {number}" in self.failed
-        ):
+        return not name.startswith(NOT_TRIED) and self._is_new(f"{kind} 1")
+
+    def _is_new(self, failure: str) -> bool:
+        if failure in self.failed:
             return False
-        self.failed.append(f"{kind} {number}")
+        self.failed.append(failure)
         self._armed = False
         return True
+
+    def full_at(self, what: str, plain):
+        """Return a change of a store that finds no room, at its first times in a command."""
+
+        def change(connection, *arguments):
+            self._seen[what] += 1
+            number = self._seen[what]
+            name = f"{run_store.STORE_FILE} {what} {number}"
+            if self._armed and number <= MOST_OF_A_KIND and self._is_new(name):
+                connection = getattr(connection, "_connection", connection)
+                (pages,) = connection.execute("PRAGMA page_count").fetchone()
+                connection.execute(f"PRAGMA max_page_count = {pages}")
+                connection.execute("CREATE TABLE too_much AS SELECT zeroblob(1000000)")
+            return plain(connection, *arguments)
+
+        return change
 
 
 def full_file() -> MagicMock:
@@ -94,6 +108,9 @@ def test_every_write_may_fail_once(
     disk = FullDisk(folder)
     monkeypatch.setattr("builtins.open", disk.open)
     monkeypatch.setattr("io.open", disk.open)
+    store = run_store.RunStore
+    monkeypatch.setattr(run_store, "append_row", disk.full_at("entry", run_store.append_row))
+    monkeypatch.setattr(store, "_insert", disk.full_at("arrays", store._insert))
     status, _, said = command(*new, folder)
     while status and len(disk.failed) < MOST_FAILURES:
         # A full disk before the run begins is a mistake to mend (2), and one later ends it (1).
@@ -114,13 +131,10 @@ def test_every_write_may_fail_once(
     assert_same_run(folder, tmp_path / "unbroken")
     assert {kind.partition(" ")[0] for kind in disk.failed} == {
         "scenario.toml",
-        "partition.json",
         "sites/*.npy",
         "sites/*.toml",
-        "journal.jsonl",
         "events.jsonl",
-        "checkpoint.safetensors",
-        "bank/*.safetensors",
+        "run.sqlite",
         "privacy.csv",
         "rounds.csv",
         "posterior.safetensors",
@@ -128,5 +142,4 @@ def test_every_write_may_fail_once(
         "calibration.csv",
         "figures/*.svg",
         "report.html",
-        "baselines.json",
     }

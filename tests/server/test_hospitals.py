@@ -13,8 +13,8 @@ from fl_dpbayes.calibration.release import BoundedSum
 from fl_dpbayes.config.scenario import Scenario, load_scenario
 from fl_dpbayes.config.task import FrozenBody, MLPModel
 from fl_dpbayes.data.site import load_site
-from fl_dpbayes.files.array_file import read_arrays, write_arrays
 from fl_dpbayes.files.record import digest
+from fl_dpbayes.files.run_store import RunStore
 from fl_dpbayes.hospital.ledger import ledger_of
 from fl_dpbayes.models.build import model_shapes
 from fl_dpbayes.posterior.hierarchical.effects import HOSPITALS, UNKNOWN, site_means
@@ -97,7 +97,7 @@ def patients(run: Federation) -> Path:
 def test_sums_are_those_that_the_chains_noised_to_rounding(
     run: Federation, noised: list[np.ndarray]
 ) -> None:
-    sums = PosteriorBank(run.folder / "bank").last(HOSPITALS, 0)
+    sums = PosteriorBank(RunStore.open(run.folder, to_read=True)).last(HOSPITALS, 0)
     means = site_means(sums)
     assert sorted(sums) == ["norway-258", "uk-119", "uk-32"]
     assert [row[1] for row in sums.values()] == [4, 4, 4]
@@ -118,7 +118,9 @@ def test_rounds_that_numpy_takes_for_the_results_sum_up_what_a_run_does(
     )
     run = Federation(tmp_path / "run", clipped).run()
     found, _ = cells.fald_rounds(clipped, cells.dealt(clipped), np.random.default_rng(0))
-    for site, row in PosteriorBank(run.folder / "bank").last(HOSPITALS, 0).items():
+    for site, row in (
+        PosteriorBank(RunStore.open(run.folder, to_read=True)).last(HOSPITALS, 0).items()
+    ):
         np.testing.assert_allclose(found[site], row, rtol=1e-4, atol=1e-4 * np.abs(row[4:]).max())
 
 
@@ -139,8 +141,12 @@ def test_a_run_that_was_cut_off_keeps_its_sums(run: Federation, federation, tmp_
     again.grid.change = lambda request, reply: reply
     again.run()
     assert_same_run(again.folder, run.folder)
-    for name, row in PosteriorBank(run.folder / "bank").last(HOSPITALS, 0).items():
-        assert np.array_equal(PosteriorBank(again.folder / "bank").last(HOSPITALS, 0)[name], row)
+    for name, row in (
+        PosteriorBank(RunStore.open(run.folder, to_read=True)).last(HOSPITALS, 0).items()
+    ):
+        assert np.array_equal(
+            PosteriorBank(RunStore.open(again.folder, to_read=True)).last(HOSPITALS, 0)[name], row
+        )
 
 
 def test_every_hospital_is_measured_with_its_own_posterior(run: Federation) -> None:
@@ -189,7 +195,7 @@ def test_what_the_others_foretell_is_less_sure_than_what_a_hospitals_own_states_
 def test_a_site_whose_level_cannot_be_and_chains_that_ran_away_are_not_heard(
     run: Federation,
 ) -> None:
-    sums = PosteriorBank(run.folder / "bank").last(HOSPITALS, 0)
+    sums = PosteriorBank(RunStore.open(run.folder, to_read=True)).last(HOSPITALS, 0)
     away = {site: np.append(row[:56], 1e9 * row[56:]) for site, row in sums.items()}
     assert (fit_hospitals(away, run.scenario).posterior.variances == UNKNOWN).all()
     sums["uk-32"][55] += 1e6
@@ -481,7 +487,9 @@ def tampered(run: Federation, tmp_path: Path, change) -> Path:
     """Copy a run, and change the sums of its hospitals."""
     folder = tmp_path / "hostile"
     shutil.copytree(run.folder, folder)
-    (path,) = (folder / "bank" / HOSPITALS).glob("last-*")
-    _, arrays = read_arrays(path)
-    write_arrays(path, {site: change(row) for site, row in arrays.items()})
+    with RunStore.open(folder) as store:
+        stored = store.state(HOSPITALS, 0)
+        sums = {site: change(row) for site, row in stored.read().items()}
+        store.replace_state(HOSPITALS, 0, stored.round, sums)
+        store.append()
     return folder

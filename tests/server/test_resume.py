@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from fl_dpbayes.files.journal import JOURNAL_FILE, read_journal
-from server.checkpoint import CHECKPOINT_FILE, read_checkpoint, write_checkpoint
+from fl_dpbayes.files.run_store import STORE_FILE, RunStore
+from server.checkpoint import read_rounds
 from server.run_record import RunRecord
 from server.strategies.strategy import PosteriorStrategy
 from tests.asking import refused
@@ -29,6 +29,11 @@ STRICT = ["resources.min_sites=4", "resources.start_nodes=5", "resources.round_t
 @pytest.fixture(scope="module")
 def unbroken(federations):
     return federations(*STRICT, name="unbroken").run()
+
+
+def rounds_of(folder: Path):
+    with RunStore.open(folder) as store:
+        return read_rounds(store)
 
 
 def cut_after(run, messages: int) -> None:
@@ -100,15 +105,10 @@ def test_work_cut_off_inside_a_site_is_done_again_at_no_cost(
 def test_times_add_up_and_the_run_keeps_its_name(federation) -> None:
     run = federation("simulation.insecure_seed=")
     cut_after(run, len(run.scenario.sites) + 6)
-    before, _ = read_checkpoint(run.folder)
+    before = rounds_of(run.folder)[-1].checkpoint
     rows = (run.folder / "rounds.csv").read_text().splitlines()
-    # No larger for more sites: what is known of each stands in the journal, and is read back from
-    # it.
-    assert not any(
-        site.encode() in (run.folder / CHECKPOINT_FILE).read_bytes() for site in run.scenario.sites
-    )
     cut_after(run, len(run.scenario.sites) + 6)
-    after, _ = read_checkpoint(run.folder)
+    after = rounds_of(run.folder)[-1].checkpoint
     assert (before.round, after.round) == (1, 2)
     assert before.run == after.run
     assert after.seconds["train"] > before.seconds["train"]
@@ -185,14 +185,14 @@ def test_run_with_too_few_of_its_sites_loses_nothing_and_waits_for_all_though_fe
 ) -> None:
     run = federation(*STRICT)
     cut_after(run, len(run.scenario.sites) + 5)
-    kept = (run.folder / CHECKPOINT_FILE).read_bytes()
+    kept = (run.folder / STORE_FILE).read_bytes()
     with monkeypatch.context() as patch:
         patch.setattr("server.roster.NODE_SECONDS", 0.1)
         connected(run, lambda: {1, 3, 5, 6, 7})
         refused(r"2 training sites of this run .*min_sites asks for 4.*south, west", run.run)
         connected(run, lambda: ())
         refused("none of the run's 7 nodes is connected", run.run)
-    assert (run.folder / CHECKPOINT_FILE).read_bytes() == kept
+    assert (run.folder / STORE_FILE).read_bytes() == kept
     # It waits for all its nodes, though fewer suffice to start.
     began = time.monotonic()
     connected(run, lambda: range(1, 8) if time.monotonic() > began + 0.5 else range(1, 6))
@@ -235,29 +235,27 @@ def test_bytes_of_a_round_do_not_grow_with_the_rounds(
     assert max(per_round) - min(per_round) < 0.05 * per_round[0], per_round
 
 
-def test_rows_of_a_round_without_a_checkpoint_are_dropped(
-    federation, unbroken, monkeypatch
-) -> None:
+def test_rows_of_a_round_that_was_not_stored_are_dropped(federation, unbroken, monkeypatch) -> None:
     run = federation(*STRICT)
+    append = RunStore.append
 
-    def die(folder, checkpoint, state) -> None:
-        if checkpoint.round == 1:
+    def die(store: RunStore, **content) -> None:
+        if content["round"]["checkpoint"]["round"] == 1:
             raise Cut
-        write_checkpoint(folder, checkpoint, state)
+        append(store, **content)
 
     with monkeypatch.context() as patch:
-        patch.setattr("server.strategies.rounds.write_checkpoint", die)
+        patch.setattr(RunStore, "append", die)
         patch.setattr("server.federation._write", lambda *_, **__: None)
         with pytest.raises(Cut):
             run.run()
 
-    def rounds() -> list[int]:
-        entries, _ = read_journal(run.folder / JOURNAL_FILE)
-        return [entry["round"]["round"] for entry in entries if "round" in entry]
+    def outcomes() -> list[int]:
+        return [entry.outcome.round for entry in rounds_of(run.folder) if entry.outcome]
 
-    assert (rounds(), len((run.folder / "rounds.csv").read_text().splitlines())) == ([1], 2)
+    assert (outcomes(), len((run.folder / "rounds.csv").read_text().splitlines())) == ([], 2)
     run.run()
-    assert rounds() == [1, 2]
+    assert outcomes() == [1, 2]
     assert_same_run(run.folder, unbroken.folder)
     summary = run.summary()
     assert [len(row["statuses"]) for row in summary["participation"]] == [2] * len(

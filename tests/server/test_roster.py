@@ -8,6 +8,7 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
 
 from fl_dpbayes.data.simulation import plan_sites
+from fl_dpbayes.files.run_store import RunStore
 from fl_dpbayes.posterior.sample_store import PosteriorBank
 from fl_dpbayes.protocol.arrays import without_prefix
 from fl_dpbayes.protocol.card import MAX_UNITS
@@ -82,7 +83,16 @@ def test_site_that_joins_late_runs_the_schedule_from_its_beginning(federation) -
     assert row["steps"] == 20
     assert row["epsilon"] < run.scenario.privacy.epsilon
     # Samples after burn-in: 2 of the first chain and 4 of the second; the others have 4 of each.
-    assert PosteriorBank(run.folder / "bank").sample_chains("west").tolist() == [0, 0, 1, 1, 1, 1]
+    assert PosteriorBank(RunStore.open(run.folder, to_read=True)).sample_chains(
+        "west"
+    ).tolist() == [
+        0,
+        0,
+        1,
+        1,
+        1,
+        1,
+    ]
     assert "west" in {row["site"] for row in summary["calibration"]}
     units = {
         site.name: site.train_units

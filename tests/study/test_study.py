@@ -107,12 +107,12 @@ def test_an_interrupted_study_says_how_to_go_on_unless_it_was_changed(
     text = path.read_text()
     path.write_text(text.replace("seed = [", "seed = [2, "))
     assert path.read_text() != text
-    assert f"{path} has" in refusal("study", "--resume", out)
-    path.write_text(text)
-    (out / "journal.jsonl").unlink()
-    assert "journal.jsonl is missing or damaged, or an older version" in refusal(
+    assert f"{path} or {out / 'study.sha256'} is not as it was written" in refusal(
         "study", "--resume", out
     )
+    path.write_text(text)
+    (out / "study.sha256").unlink()
+    assert "study.sha256 is missing, or an older version" in refusal("study", "--resume", out)
 
 
 LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}

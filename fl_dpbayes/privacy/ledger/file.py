@@ -4,7 +4,6 @@ Here is decided where the file may lie, who may read it, and when a change is on
 entry is bound to all before it by a hash, so none can be changed or dropped.
 """
 
-import hashlib
 import json
 import resource
 import secrets
@@ -20,6 +19,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fl_dpbayes.errors import UserError
+from fl_dpbayes.files import CHAIN_TABLE, BrokenChainError, append_row, connect, read_rows
+from fl_dpbayes.files.hash_chain import FIRST_HEAD
 
 Durability = Literal["full", "normal"]
 FORMAT_VERSION = 2
@@ -53,12 +54,9 @@ NETWORK_FILE_SYSTEMS = frozenset(
         "vboxsf",
     }
 )
-FIRST_PREVIOUS = "0" * 64
-# SQLite's positions start here, so that an entry before the first one is read, and noticed, too.
-_LEAST_POSITION = -(2**63)
+FIRST_PREVIOUS = FIRST_HEAD
 _TABLES = (
-    "CREATE TABLE chain (position INTEGER PRIMARY KEY, previous TEXT NOT NULL, "
-    "content TEXT NOT NULL, head TEXT NOT NULL);",
+    CHAIN_TABLE,
     "CREATE TABLE reply (reservation INTEGER PRIMARY KEY, body BLOB NOT NULL);",
     "CREATE TABLE secret (key BLOB NOT NULL);",
 )
@@ -122,7 +120,7 @@ def open_ledger_file(path: Path, durability: Durability, *, create: bool) -> sql
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch(mode=0o600)
         path.chmod(0o600)
-        connection = _connect(path, timeout=LOCK_TIMEOUT_SECONDS)
+        connection = connect(path, "rw", LOCK_TIMEOUT_SECONDS)
     try:
         with ledger_errors():
             if not create:
@@ -198,16 +196,10 @@ def append_entry(connection: sqlite3.Connection, kind: str, content: dict[str, A
     Returns:
         The entry.
     """
-    row = connection.execute(
-        "SELECT position, head FROM chain ORDER BY position DESC LIMIT 1"
-    ).fetchone()
-    last_position, previous = row or (0, FIRST_PREVIOUS)
-    position = last_position + 1
     content = {"kind": kind, "time": datetime.now(UTC).isoformat(), **content}
     text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    head = _head(previous, text)
-    connection.execute("INSERT INTO chain VALUES (?, ?, ?, ?)", (position, previous, text, head))
-    return Entry(position=position, previous=previous, content=content, head=head)
+    row = append_row(connection, text)
+    return Entry(position=row.position, previous=row.previous, content=content, head=row.head)
 
 
 def read_chain(
@@ -226,21 +218,18 @@ def read_chain(
     Raises:
         LedgerError: If an entry does not follow from the one before.
     """
-    rows = connection.execute(
-        "SELECT * FROM chain WHERE position > ? ORDER BY position", (after or _LEAST_POSITION,)
-    )
-    entries: list[Entry] = []
-    for expected_position, row in enumerate(rows, start=after + 1):
-        position, stated_previous, text, head = row
-        follows = position == expected_position and stated_previous == previous
-        if not follows or head != _head(previous, text):
-            raise LedgerError(
-                f"entry {position} of the ledger does not follow from the one before: it was "
-                f"changed: {PUT_BACK}"
+    entries = []
+    try:
+        for row in read_rows(connection, after=after, previous=previous):
+            content = json.loads(row.text)
+            entries.append(
+                Entry(position=row.position, previous=row.previous, content=content, head=row.head)
             )
-        content = json.loads(text)
-        entries.append(Entry(position=position, previous=previous, content=content, head=head))
-        previous = head
+    except BrokenChainError as error:
+        raise LedgerError(
+            f"entry {error.position} of the ledger does not follow from the one before: it was "
+            f"changed: {PUT_BACK}"
+        ) from None
     return entries
 
 
@@ -323,22 +312,12 @@ class KeptLogs(threading.local):
             if path not in self._connections and len(self._connections) < self._most_logs:
                 # A fresh one: statements that the closed one has prepared hold the last reply that
                 # was bound to them.
-                log_connection = _connect(path.resolve())
+                log_connection = connect(path.resolve(), "rw", timeout=5.0)
                 self._connections[path] = log_connection
                 log_connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
 
 
 KEPT_LOGS = KeptLogs()
-
-
-def _connect(path: Path, timeout: float = 5.0) -> sqlite3.Connection:
-    """Connect to a file that is there; `timeout`: seconds to wait for a lock."""
-    address = f"{path.as_uri()}?mode=rw"
-    return sqlite3.connect(address, timeout=timeout, isolation_level=None, uri=True)
-
-
-def _head(previous: str, text: str) -> str:
-    return hashlib.sha256(f"{previous}\n{text}".encode()).hexdigest()
 
 
 def _refuse_network(path: Path) -> None:

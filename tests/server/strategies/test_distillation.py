@@ -8,6 +8,7 @@ import pytest
 from fl_dpbayes.config.task import Task
 from fl_dpbayes.data.records import Records
 from fl_dpbayes.data.site import load_site
+from fl_dpbayes.files.run_store import RunStore
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.posterior.predictive import predict
 from fl_dpbayes.posterior.rules.predbayes import best_beta, between, product_and_mixture
@@ -46,7 +47,10 @@ def federation_with_public_file(federation, tmp_path: Path, rule: str):
 
 
 def site_predictions(run, features) -> list[np.ndarray]:
-    bank, module = PosteriorBank(run.folder / "bank"), build_model(run.scenario.model, TASK, 0)
+    bank, module = (
+        PosteriorBank(RunStore.open(run.folder, to_read=True)),
+        build_model(run.scenario.model, TASK, 0),
+    )
     samples = [bank.stored(site).in_memory() for site in ("north", "south", "east", "west")]
     return [predict(module, each.arrays, each.weights, features).probabilities for each in samples]
 
