@@ -371,8 +371,6 @@ STUDY_CELLS = """\
 STUDY_PRIVACY = """\
 <h2 id="privacy">Privacy</h2>
 {% if spent.rows %}{{ table(spent, "Privacy asked and spent") }}
-<details><summary>ε of every setting</summary>{{ table(privacy, "Privacy spent by setting") \
-}}</details>
 {% else %}<p>No cell finished.</p>{% endif %}
 <p class="note">The largest ε that any site of any seed spent in one run, rounded up. A hospital \
 that took part in all

@@ -15,6 +15,7 @@ from fl_dpbayes.report.study.results import (
     SHIFT,
     UNSHIFTED,
     StudyResults,
+    label_text,
     rows_at,
 )
 
@@ -33,6 +34,16 @@ def estimate(frame: pd.DataFrame, column: str) -> Estimate | None:
         return mean
     low, high = mean.ends
     return replace(mean, ends=(max(0.0, low), high))
+
+
+def estimates(frame: pd.DataFrame, by: str, column: str) -> dict[str, Estimate]:
+    """Average a column for each label of another; labels without a value are left out."""
+    if by not in frame.columns:
+        return {}
+    values = {
+        label_text(label): estimate(rows, column) for label, rows in frame.groupby(by, sort=False)
+    }
+    return {label: value for label, value in values.items() if value is not None}
 
 
 def mean_of(frame: pd.DataFrame, column: str) -> Estimate | None:
@@ -221,29 +232,19 @@ def _differences_from_baseline(study: StudyResults, metric: str) -> list[Differe
     return [difference for of_method in by_method.values() for difference in of_method]
 
 
-def shift_kinds(study: StudyResults, frame: pd.DataFrame) -> list[str]:
-    """Return the kinds of shift that a table holds at two severities or more.
+def by_severity(study: StudyResults, frame: pd.DataFrame) -> pd.DataFrame:
+    """Return a table's rows under shift, with the unshifted site as severity 0 of each kind.
 
-    The unshifted original counts as one.
+    A kind of which the table holds one severity alone, 0 included, is left out.
     """
     if frame.empty or not {SHIFT, SEVERITY} <= set(frame.columns):
-        return []
-    shifted = frame[frame[SEVERITY].notna()]
-    severities = shifted.groupby(SHIFT, sort=False)[SEVERITY].nunique()
-    original = (frame["site"] == study.original_site).any()
-    return [str(kind) for kind, number in severities.items() if kind and number + original > 1]
-
-
-def severities_of(frame: pd.DataFrame, kind: str) -> list[int]:
-    """Return the severities of one kind of shift that a table holds, rising."""
-    return sorted({int(value) for value in rows_at(frame, {SHIFT: kind})[SEVERITY].dropna()})
-
-
-def at_severity(study: StudyResults, frame: pd.DataFrame, kind: str, severity: int) -> pd.DataFrame:
-    """Select the rows of one shift.
-
-    Severity 0 is the site of which shifted sites hold the records.
-    """
-    if severity == UNSHIFTED:
-        return frame[(frame["site"] == study.original_site) & frame[SEVERITY].isna()]
-    return frame[(frame[SHIFT] == kind) & (frame[SEVERITY] == severity)]
+        return frame.iloc[:0]
+    is_shifted = frame[SEVERITY].notna()
+    original = frame[(frame["site"] == study.original_site) & ~is_shifted]
+    parts = [frame.iloc[:0]]
+    for kind, rows in frame[is_shifted].groupby(SHIFT, sort=False):
+        unshifted = original.assign(**{SHIFT: kind, SEVERITY: UNSHIFTED})
+        part = pd.concat([unshifted, rows]) if len(unshifted) else rows
+        if part[SEVERITY].nunique() > 1:
+            parts.append(part)
+    return pd.concat(parts[1:] or parts)

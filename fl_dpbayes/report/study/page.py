@@ -12,7 +12,7 @@ from fl_dpbayes.report.study.figures import study_figures
 from fl_dpbayes.report.study.panels import PanelFigure, draw_panels
 from fl_dpbayes.report.study.quantities import place_words
 from fl_dpbayes.report.study.results import label_text, read_study
-from fl_dpbayes.report.study.tables import figure_table, study_tables
+from fl_dpbayes.report.study.tables import study_tables
 from fl_dpbayes.report.template import STUDY
 
 
@@ -65,7 +65,7 @@ def _draw(figures: list[PanelFigure]) -> list[DrawnFigure]:
         drawn_figure(
             name=content.name,
             description=f"{content.title}; {content.subtitle}.",
-            table=figure_table(content),
+            table=None,
             draw=partial(draw_panels, content),
         )
         for content in figures

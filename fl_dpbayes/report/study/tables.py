@@ -1,6 +1,6 @@
 """The tables of a study's page."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
@@ -22,7 +22,6 @@ from fl_dpbayes.report.study.comparisons import (
     estimate,
     setting_words,
 )
-from fl_dpbayes.report.study.panels import PanelFigure
 from fl_dpbayes.report.study.quantities import Quantity, axis_name, quantity
 from fl_dpbayes.report.study.results import (
     PREDICTOR,
@@ -42,8 +41,7 @@ def study_tables(study: StudyResults) -> dict[str, PageTable]:
     failed = [(_cell_words(cell), cell.error) for cell in study.record.failed]
     return {
         "failures": page_table(("Cell", "Error"), rows=failed[:MOST_ROWS], text_columns=range(2)),
-        "spent": privacy_table(study, [axis for axis in study.axes if axis == EPSILON_ASKED]),
-        "privacy": privacy_table(study, study.axes),
+        "spent": privacy_table(study),
         "beside": baseline_table(study),
         "paper": paper_table(study),
         "differences": differences_table(study),
@@ -53,31 +51,6 @@ def study_tables(study: StudyResults) -> dict[str, PageTable]:
 
 def _cell_words(cell: FailedCell) -> str:
     return ", ".join(f"{axis} {label_text(label)}" for axis, label in cell.labels.items())
-
-
-def figure_table(figure: PanelFigure) -> PageTable:
-    """List the numbers of a figure: each mean, its interval, and what it goes over."""
-
-    def write(value: float | None) -> str:
-        return decimal(None if value is None else figure.scale * value, figure.places)
-
-    rows = []
-    for panel in figure.panels:
-        for line in panel.lines:
-            for mark in line.marks:
-                rows.append(
-                    (
-                        panel.title,
-                        mark.where,
-                        line.words,
-                        write(mark.value.mean),
-                        interval(mark.value.ends, write),
-                        str(mark.value.seeds),
-                        str(mark.value.settings),
-                    )
-                )
-    columns = ("Panel", "At", "Line", figure.quantity, "95% interval", "Seeds", "Settings")
-    return page_table(columns, rows=rows[:MOST_ROWS], text_columns=range(3))
 
 
 def differences_table(study: StudyResults) -> PageTable:
@@ -214,13 +187,8 @@ def paper_table(study: StudyResults) -> PageTable:
     return page_table(columns, rows=rows, text_columns=range(len(study.axes) + 3))
 
 
-def privacy_table(study: StudyResults, axes: Collection[str]) -> PageTable:
-    """List the epsilon asked and the largest that any site of any run spent, rounded up.
-
-    Args:
-        study: The study.
-        axes: Those whose settings are told apart.
-    """
+def privacy_table(study: StudyResults) -> PageTable:
+    """List each epsilon asked and the largest that any site of any run spent, rounded up."""
     if study.results.empty or "epsilon" not in study.results.columns:
         return page_table(("Setting",), rows=[])
     cells = study.results.drop_duplicates("cell")
@@ -228,26 +196,23 @@ def privacy_table(study: StudyResults, axes: Collection[str]) -> PageTable:
     delta = privacy.get("delta")
     delta_text = probability(float(delta)) if isinstance(delta, int | float) else UNDEFINED
     rows = []
-    for labels in product(*(study.axes[axis] for axis in axes)):
-        setting = dict(zip(axes, labels, strict=True))
-        setting_cells = rows_at(cells, setting)
-        if setting_cells.empty:
+    for asked in study.axes.get(EPSILON_ASKED, [str(privacy.get("epsilon"))]):
+        is_axis = EPSILON_ASKED in study.axes
+        asked_cells = rows_at(cells, {EPSILON_ASKED: asked}) if is_axis else cells
+        if asked_cells.empty:
             continue
-        epsilon_asked = setting.pop(EPSILON_ASKED, privacy.get("epsilon"))
         seconds = UNDEFINED
-        if "seconds" in setting_cells.columns:
-            seconds = f"{setting_cells['seconds'].mean():.0f}"
+        if "seconds" in asked_cells.columns:
+            seconds = f"{asked_cells['seconds'].mean():.0f}"
         rows.append(
             (
-                *setting.values(),
-                significant(float(pd.to_numeric(str(epsilon_asked), errors="coerce"))),
+                significant(float(pd.to_numeric(asked, errors="coerce"))),
                 # A run whose largest epsilon is not known must not look cheap.
-                rounded_up(float(setting_cells["epsilon"].max(skipna=False))),
+                rounded_up(float(asked_cells["epsilon"].max(skipna=False))),
                 delta_text,
                 seconds,
-                str(len(setting_cells)),
+                str(len(asked_cells)),
             )
         )
-    names = [axis_name(axis) for axis in axes if axis != EPSILON_ASKED]
-    columns = (*names, "ε asked", "Largest ε of a site", "δ", "Seconds of a cell", "Cells")
-    return page_table(columns, rows=rows[:MOST_ROWS], text_columns=range(len(names)))
+    columns = ("ε asked", "Largest ε of a site", "δ", "Seconds of a cell", "Cells")
+    return page_table(columns, rows=rows)
