@@ -26,7 +26,7 @@ from fl_dpbayes.config import Study, counted, load_study, same_study, shipped_pa
 from fl_dpbayes.data import load_unscaled
 from fl_dpbayes.engine.simulate import check_machine, new_folder
 from fl_dpbayes.errors import Stopped, UserError
-from fl_dpbayes.files import digest, journal, json_values, write_atomically
+from fl_dpbayes.files import digest, json_values, write_atomically
 from fl_dpbayes.files.folder_lock import folder_lock
 from fl_dpbayes.report import duration
 from fl_dpbayes.report.study.page import write_study_report
@@ -119,8 +119,6 @@ def begin_study(
     folder = new_folder(folder, study.name, CELLS_FOLDER)
     with folder_lock(folder):
         write_study(study, folder / STUDY_FILE)
-        study_journal = journal.Journal(folder / journal.JOURNAL_FILE, journal.JournalMark())
-        study_journal.append([journal.file_entry(STUDY_FILE, folder / STUDY_FILE)])
         return _run_missing(StudyInFolder(study, cells, folder), data_dir, workers, console)
 
 
@@ -184,8 +182,7 @@ def resume_study(
         Whether every cell finished.
 
     Raises:
-        UserError: If the folder holds no study or another one, its file is damaged, or another
-            process works on it.
+        UserError: If the folder holds no study or another one, or another process works on it.
         Stopped: If an interrupt ended it.
     """
     folder = folder.resolve()
@@ -204,25 +201,11 @@ def resume_study(
     there = StudyInFolder(study_there, study_cells(study_there), folder)
     (folder / CELLS_FOLDER).mkdir(exist_ok=True)
     with folder_lock(folder):
-        _check_study_file(folder)
         return _run_missing(there, data_dir, workers, console)
 
 
 def _resume_command(folder: Path) -> str:
     return f"fl-dpbayes study --resume {shlex.quote(str(folder))}"
-
-
-def _check_study_file(folder: Path) -> None:
-    """Check that the study's file is as it was written."""
-    journal_file = folder / journal.JOURNAL_FILE
-    entries, _ = journal.read_journal(journal_file)
-    listed = journal.listed_files(entries)
-    if STUDY_FILE not in listed:
-        raise UserError(
-            f"{journal_file} is missing or damaged, or an older version began this study: put "
-            "back a copy of it, or start the study anew with --out"
-        )
-    journal.check_files(folder, listed)
 
 
 def _run_missing(
