@@ -279,9 +279,9 @@ def _unspent_budgets(study: StudyResults) -> Iterator[str]:
     if EPSILON_ASKED not in study.record.separate or "epsilon" not in study.results.columns:
         return
     axes = (EPSILON_ASKED, *(name for name in study.baseline if name != PREDICTOR))
-    for labels in comparisons.combinations(study, axes):
+    for labels, rows in comparisons.groups(study, study.results, axes):
         # A run whose epsilon is not known is never said to have spent little.
-        spent = float(rows_at(study.results, labels)["epsilon"].max(skipna=False))
+        spent = float(rows["epsilon"].max(skipna=False))
         if spent < MOST_OF_EPSILON * float(labels[EPSILON_ASKED]):
             method = setting_words(
                 study, {name: label for name, label in labels.items() if name != EPSILON_ASKED}

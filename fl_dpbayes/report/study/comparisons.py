@@ -1,8 +1,7 @@
 """Means over a study's cells, and methods beside each other at equal seeds and settings."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
 
 import numpy as np
 import pandas as pd
@@ -95,10 +94,9 @@ def beside_baseline(study: StudyResults, metric: str) -> list[BesideBaseline]:
     frame = rows_at(study.headline, focus)
     keys = [name for name in study.axes if name not in study.baseline]
     compared = []
-    for setting in combinations(study, study.record.separate):
-        baseline = rows_at(frame, {**setting, **study.baseline})
-        for method in combinations(study, study.baseline):
-            rows = rows_at(frame, {**setting, **method})
+    for setting, of_setting in groups(study, frame, study.record.separate):
+        baseline = rows_at(of_setting, study.baseline)
+        for method, rows in groups(study, of_setting, list(study.baseline)):
             value = estimate(rows, metric)
             if value is None:
                 continue
@@ -109,10 +107,16 @@ def beside_baseline(study: StudyResults, metric: str) -> list[BesideBaseline]:
     return compared
 
 
-def combinations(study: StudyResults, names: Collection[str]) -> Iterator[dict[str, str]]:
-    """Go through all combinations of the values of some axes, the last fastest."""
-    for labels in product(*(study.methods(name) for name in names)):
-        yield dict(zip(names, labels, strict=True))
+def groups(
+    study: StudyResults, frame: pd.DataFrame, axes: Sequence[str]
+) -> Iterator[tuple[dict[str, str], pd.DataFrame]]:
+    """Part a table by the labels of some axes, in the study's order, the last axis fastest."""
+    if not axes:
+        yield {}, frame
+        return
+    columns = [pd.Categorical(frame[axis], study.methods(axis)) for axis in axes]
+    for labels, rows in frame.groupby(columns, observed=True):
+        yield dict(zip(axes, labels, strict=True)), rows
 
 
 def setting_words(study: StudyResults, labels: Labels) -> str:
@@ -186,17 +190,11 @@ def _axis_differences(
     baseline, *methods = study.methods(axis)
     baseline_rows = method_rows(study, frame, axis, baseline)
     keys = [name for name in study.axes if name != axis]
-    settings = list(combinations(study, [name for name in separate if name != PREDICTOR]))
+    apart = [name for name in separate if name != PREDICTOR]
     compared = []
     for method in methods:
-        rows = method_rows(study, frame, axis, method)
-        for setting in settings:
-            value = paired(
-                rows_at(rows, setting),
-                rows_at(baseline_rows, setting),
-                column=metric,
-                keys=keys,
-            )
+        for setting, rows in groups(study, method_rows(study, frame, axis, method), apart):
+            value = paired(rows, rows_at(baseline_rows, setting), column=metric, keys=keys)
             if value is not None:
                 compared.append(
                     Difference(

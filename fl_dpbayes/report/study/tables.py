@@ -1,7 +1,6 @@
 """The tables of a study's page."""
 
 from collections.abc import Sequence
-from itertools import product
 from typing import Any
 
 import pandas as pd
@@ -16,10 +15,12 @@ from fl_dpbayes.report.numbers import (
 )
 from fl_dpbayes.report.page_tables import Cell, Cells, PageTable, page_table
 from fl_dpbayes.report.study.comparisons import (
+    BASELINE,
     BesideBaseline,
     beside_baseline,
     differences,
     estimate,
+    groups,
     setting_words,
 )
 from fl_dpbayes.report.study.quantities import Quantity, axis_name, quantity
@@ -29,7 +30,6 @@ from fl_dpbayes.report.study.results import (
     FailedCell,
     StudyResults,
     label_text,
-    rows_at,
 )
 
 MOST_ROWS = 2_000
@@ -59,6 +59,9 @@ def differences_table(study: StudyResults) -> PageTable:
     rows = []
     for measured in map(quantity, study.record.metrics):
         for difference in differences(study, measured.key):
+            if difference.axis == BASELINE:
+                # The table beside the baseline has them.
+                continue
             method = study.words(difference.axis, difference.method)
             baseline = study.words(difference.axis, difference.baseline)
             setting = (difference.setting,) if by_setting else ()
@@ -116,18 +119,16 @@ def settings_table(study: StudyResults, metrics: Sequence[str]) -> PageTable:
     axes = study.axes
     quantities = [quantity(metric) for metric in metrics if metric in frame.columns]
     rows: list[Cells] = []
-    for labels in product(*axes.values()):
-        setting_rows = rows_at(frame, dict(zip(axes, labels, strict=True)))
-        for predictor in study.predictors(setting_rows):
-            predictor_rows = setting_rows[setting_rows[PREDICTOR] == predictor]
-            rows.append(
-                (
-                    *labels,
-                    study.words(PREDICTOR, predictor),
-                    *(_estimate_cell(predictor_rows, measured) for measured in quantities),
-                    str(predictor_rows[SEED].nunique()),
-                )
+    for labels, of_setting in groups(study, frame, [*axes, PREDICTOR]) if len(frame) else ():
+        *setting, predictor = labels.values()
+        rows.append(
+            (
+                *setting,
+                study.words(PREDICTOR, predictor),
+                *(_estimate_cell(of_setting, measured) for measured in quantities),
+                str(of_setting[SEED].nunique()),
             )
+        )
     columns = (
         *map(axis_name, axes),
         "Predictor",
@@ -196,11 +197,9 @@ def privacy_table(study: StudyResults) -> PageTable:
     delta = privacy.get("delta")
     delta_text = probability(float(delta)) if isinstance(delta, int | float) else UNDEFINED
     rows = []
-    for asked in study.axes.get(EPSILON_ASKED, [str(privacy.get("epsilon"))]):
-        is_axis = EPSILON_ASKED in study.axes
-        asked_cells = rows_at(cells, {EPSILON_ASKED: asked}) if is_axis else cells
-        if asked_cells.empty:
-            continue
+    axes = [axis for axis in study.axes if axis == EPSILON_ASKED]
+    for labels, asked_cells in groups(study, cells, axes):
+        asked = labels.get(EPSILON_ASKED, str(privacy.get("epsilon")))
         seconds = UNDEFINED
         if "seconds" in asked_cells.columns:
             seconds = f"{asked_cells['seconds'].mean():.0f}"
