@@ -377,10 +377,10 @@ that took part in all
 of these runs would have spent more; ∞: not private.</p>
 """
 STUDY_FIGURES = """\
-{% for section in sections %}
+{% for section, figures in sections %}
 <h2>{{ section.heading }}</h2>
 {% if section.note %}<p class="note">{{ section.note }}</p>{% endif %}
-<div class="figures">{% for item in section.figures %}{{ figure(item) }}{% endfor %}</div>
+<div class="figures">{% for item in figures %}{{ figure(item) }}{% endfor %}</div>
 {% endfor %}
 """
 STUDY_NUMBERS = """\
