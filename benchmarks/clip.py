@@ -178,13 +178,22 @@ def on_one_core() -> None:
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
 
 
-def steps_beside(case: Case, others: Mapping[str, Callable[[], None]], repeats: int) -> Record:
+def steps_beside(
+    case: Case,
+    others: Mapping[str, Callable[[], None]],
+    repeats: int,
+    *,
+    stretch: int = 1,
+    now: Callable[[], float] = time.process_time,
+) -> Record:
     """Time our whole steps and those of other methods in turn.
 
     Args:
         case: What is trained.
         others: One step of each other method, by its name; `plain` among them.
-        repeats: Steps of each method.
+        repeats: Stretches of each method.
+        stretch: Steps between two looks at the clock.
+        now: The clock, in seconds.
 
     Returns:
         The milliseconds of a plain step, and each method's median over that of plain steps.
@@ -192,18 +201,21 @@ def steps_beside(case: Case, others: Mapping[str, Callable[[], None]], repeats: 
     spent = defaultdict[str, list[float]](list)
     since = 0.0
 
-    def after_step(*_: object) -> None:
+    def after_step(number: int, *rest: object) -> None:
         nonlocal since
-        spent["ours"].append(time.process_time() - since)
+        if (number + 1) % stretch:
+            return
+        spent["ours"].append(now() - since)
         for name, step in others.items():
-            start = time.process_time()
-            step()
-            spent[name].append(time.process_time() - start)
-        since = time.process_time()
+            start = now()
+            for _ in range(stretch):
+                step()
+            spent[name].append(now() - start)
+        since = now()
 
-    # The first steps build plans and check shapes, and fill caches.
-    train(case, repeats + 2, after_step)
-    seconds = {name: float(np.median(times[2:])) for name, times in spent.items()}
+    # The first stretches build plans and check shapes, and fill caches.
+    train(case, stretch * (repeats + 2), after_step)
+    seconds = {name: float(np.median(times[2:])) / stretch for name, times in spent.items()}
     plain = seconds.pop("plain")
     ratios = {name: taken / plain for name, taken in seconds.items()}
     return {"batch": case.batch, "plain, ms": 1e3 * plain, **ratios}
@@ -347,6 +359,7 @@ def _peak(case: Case, private: bool) -> int:
     if private:
         train(case, 5)
     else:
-        for step in 5 * [plain_step(case)]:
+        step = plain_step(case)
+        for _ in range(5):
             step()
     return peak_bytes() - before

@@ -7,13 +7,13 @@ run again.
 """
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from benchmarks.hostile_site import measured, summary_of
+from benchmarks.hostile_site import summary_of
+from benchmarks.measure import measure_cells, measured_cells
 from clients.app import app
 from fl_dpbayes.config import Scenario, load_scenario
 from fl_dpbayes.data import plan_sites
@@ -87,18 +87,12 @@ def measure(federation: str, rule: str, seed: int) -> dict[str, Any]:
     return {"sites": len(distances), "named": named, "distances": distances}
 
 
-def table(rows: list[dict[str, Any]]) -> pd.DataFrame:
+def table(rows: pd.DataFrame) -> pd.DataFrame:
     """Count the runs that named a site, and show the farthest site, by federation and rule."""
-    frame = pd.DataFrame(
-        {
-            **row["cell"],
-            "sites": row["sites"],
-            "named": bool(row["named"]),
-            "farthest": max(row["distances"].values()),
-        }
-        for row in rows
+    farthest = [max(distances.values()) for distances in rows["distances"]]
+    groups = rows.assign(named=rows["named"].astype(bool), farthest=farthest).groupby(
+        ["federation", "rule"], sort=False
     )
-    groups = frame.groupby(["federation", "rule"], sort=False)
     counts = {
         "runs": groups.size(),
         "with a site named": groups["named"].sum(),
@@ -117,20 +111,16 @@ def main() -> None:
     parser.add_argument("--federations", nargs="+", choices=FEDERATIONS, default=list(FEDERATIONS))
     parser.add_argument("--rules", nargs="+", choices=RULES, default=list(RULES))
     chosen = parser.parse_args()
-    done = {json.dumps(row["cell"]) for row in measured(chosen.out)}
-    for seed in range(chosen.seeds):
-        for federation in chosen.federations:
-            for rule in chosen.rules:
-                cell = {"federation": federation, "rule": rule, "seed": seed}
-                # With one step a round FedPA has no covariance, and only FALD takes hospital
-                # effects.
-                unsupported = rule != "fald" and federation.startswith("stroke")
-                if unsupported or json.dumps(cell) in done:
-                    continue
-                line = json.dumps({"cell": cell, **measure(federation, rule, seed)})
-                with chosen.out.open("a") as file:
-                    file.write(line + "\n")
-    print(table(measured(chosen.out)).to_string())
+    cells = [
+        {"federation": federation, "rule": rule, "seed": seed}
+        for seed in range(chosen.seeds)
+        for federation in chosen.federations
+        for rule in chosen.rules
+        # With one step a round FedPA has no covariance, and only FALD takes hospital effects.
+        if rule == "fald" or not federation.startswith("stroke")
+    ]
+    measure_cells(chosen.out, cells, measure)
+    print(table(measured_cells(chosen.out)).to_string())
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ Compared are this library, Opacus and `torch.func`.
 
 import gc
 import time
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -13,7 +12,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from benchmarks.clip import CASES, Case, peers, plain_step, train
+from benchmarks.clip import CASES, Case, peers, plain_step, steps_beside, train
 from benchmarks.measure import MEBIBYTE, Record, Sizes
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.models.rows import noted_shapes, repeatable
@@ -77,8 +76,12 @@ def compared(case: Case, repeats: int) -> Record:
     shape = shapes["gradients"]
     record: Record = {"MiB ours": _most_mebibytes(lambda: lambda: train(case, STEPS_FOR_MEMORY))}
     torch.use_deterministic_algorithms(False)
-    steps = {"plain": plain_step(case)} | peers(case)
-    record |= _steps_beside(case, steps, repeats)
+    steps = {
+        name: _as_torch_chooses(step)
+        for name, step in ({"plain": plain_step(case)} | peers(case)).items()
+    }
+    torch.use_deterministic_algorithms(True)
+    record |= steps_beside(case, steps, repeats, stretch=STRETCH, now=_after_all_is_done)
     # Their memory is freed before that of plain steps is measured.
     del steps
     torch.use_deterministic_algorithms(False)
@@ -100,33 +103,21 @@ def _predict(case: Case) -> None:
     predict(module, sample, np.ones(1), record, device=DEVICE)
 
 
-def _steps_beside(case: Case, others: Mapping[str, Callable[[], None]], repeats: int) -> Record:
-    spent = defaultdict[str, list[float]](list)
-    since = 0.0
+def _as_torch_chooses(step: Callable[[], None]) -> Callable[[], None]:
+    """Return a step that takes whichever algorithms torch chooses."""
 
-    def after_step(number: int, *rest: object) -> None:
-        nonlocal since
-        if (number + 1) % STRETCH:
-            return
-        torch.cuda.synchronize()
-        spent["ours"].append(time.perf_counter() - since)
+    def stepped() -> None:
         torch.use_deterministic_algorithms(False)
-        for name, step in others.items():
-            start = time.perf_counter()
-            for _ in range(STRETCH):
-                step()
-            torch.cuda.synchronize()
-            spent[name].append(time.perf_counter() - start)
+        step()
         torch.use_deterministic_algorithms(True)
-        since = time.perf_counter()
 
-    torch.use_deterministic_algorithms(True)
-    # The first stretches build plans, and fill caches.
-    train(case, STRETCH * (repeats + 2), after_step)
-    seconds = {name: float(np.median(times[2:])) / STRETCH for name, times in spent.items()}
-    plain = seconds.pop("plain")
-    ratios = {name: taken / plain for name, taken in seconds.items()}
-    return {"batch": float(case.batch), "plain, ms": 1e3 * plain, **ratios}
+    return stepped
+
+
+def _after_all_is_done() -> float:
+    """Return the wall clock once the GPU has nothing left to do."""
+    torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 def _several(step: Callable[[], None]) -> Callable[[], None]:

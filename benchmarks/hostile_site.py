@@ -9,11 +9,8 @@ once it is done; what is there is not run again.
 """
 
 import argparse
-import json
 import tempfile
-import time
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import product
@@ -22,11 +19,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 import torch
 from flwr.app import Array, Message
 from flwr.clientapp import ClientApp
 from sklearn.linear_model import LogisticRegression
 
+from benchmarks.measure import measure_cells, measured_cells
 from clients.app import app
 from fl_dpbayes.config import Scenario, load_scenario, read_site_file
 from fl_dpbayes.data import SITES_FOLDER, load_site, plan_sites, prepare_simulation
@@ -363,97 +362,66 @@ def _of_classes(values: Floats) -> Floats:
     return np.concatenate([-values, values]) / 2
 
 
-def measured(path: Path) -> list[dict[str, Any]]:
-    """Read the cells that a file holds."""
-    if not path.exists():
-        return []
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def flat(lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Put the fields of each cell and its results into one record."""
-    return [{**line["cell"], **{key: line[key] for key in line if key != "cell"}} for line in lines]
-
-
-def cells_of(rows: Sequence[Mapping[str, Any]], **chosen: Any) -> list[Mapping[str, Any]]:
-    """Keep the cells that have these values."""
-    return [row for row in rows if all(row[key] == value for key, value in chosen.items())]
-
-
-def worst_attacks(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Name the attack that is worst by each score, of one rule at one setting."""
-    return sorted({worst_attack(rows, score) for score in SCORES})
-
-
-def worst_attack(rows: Sequence[Mapping[str, Any]], score: str) -> str:
+def worst_attack(rows: pd.DataFrame, score: str) -> str:
     """Name the attack whose mean over seeds is worst, of those that were tried in most seeds."""
-    seeds = Counter(row["case"] for row in rows if row["case"] != "honest")
-    tried = [case for case in seeds if seeds[case] == max(seeds.values())]
-
-    def harm(case: str) -> float:
-        return SCORES[score] * np.mean([row[score] for row in cells_of(rows, case=case)])
-
-    return max(tried, key=harm)
+    by_attack = rows[rows["case"] != "honest"].groupby("case", sort=False)[score]
+    seeds = by_attack.size()
+    harm = SCORES[score] * by_attack.mean()
+    return str(harm[seeds == seeds.max()].idxmax())
 
 
-def of_seeds(values: Sequence[float]) -> str:
+def over_seeds(values: pd.Series) -> str:
     """Show a mean over seeds, and its standard deviation where there are several."""
-    spread = f" ± {np.std(values, ddof=1):.2f}" if len(values) > 1 else ""
-    return f"{np.mean(values):.2f}{spread}"
+    spread = f" ± {values.std():.2f}" if len(values) > 1 else ""
+    return f"{values.mean():.2f}{spread}"
 
 
-def honest_and_worst(rows: Sequence[Mapping[str, Any]], score: str) -> str:
+def honest_and_worst(rows: pd.DataFrame, score: str) -> str:
     """Show what honest sites reach, and what the worst attack leaves of it."""
     worst = worst_attack(rows, score)
-    honest, attacked = (
-        of_seeds([row[score] for row in cells_of(rows, case=case)]) for case in ("honest", worst)
-    )
+    honest = over_seeds(rows.loc[rows["case"] == "honest", score])
+    attacked = over_seeds(rows.loc[rows["case"] == worst, score])
     return f"{honest} -> {attacked} ({worst})"
 
 
-def accuracy_and_names(rows: Sequence[Mapping[str, Any]]) -> str:
+def accuracy_and_names(rows: pd.DataFrame) -> str:
     """Show the accuracy of a case, and in how many seeds the hostile site was named."""
-    times = sum(row["named"] for row in rows)
+    times = rows["named"].sum()
     named = f", named {times}/{len(rows)}" if times else ""
-    return f"{of_seeds([row['accuracy'] for row in rows])}{named}"
+    return f"{over_seeds(rows['accuracy'])}{named}"
 
 
-def summary_table(rows: Sequence[Mapping[str, Any]], scores: Mapping[str, str]) -> str:
+def summary_table(rows: pd.DataFrame, scores: Mapping[str, str]) -> str:
     """Make a table of rules by settings; `scores` names the score at each noise."""
-    settings = dict.fromkeys((row["noise"], row["sites"]) for row in rows)
-    lines = {"rule": [f"`{noise}`, one of {sites}" for noise, sites in settings]}
-    for rule in dict.fromkeys(row["rule"] for row in rows):
-        lines[f"`{rule}`"] = [
-            honest_and_worst(cells_of(rows, rule=rule, noise=noise, sites=sites), scores[noise])
-            for noise, sites in settings
-        ]
-    return markdown(lines)
+    columns = {
+        f"`{noise}`, one of {sites}": {
+            rule: honest_and_worst(of_rule, scores[noise])
+            for rule, of_rule in of_setting.groupby("rule", sort=False)
+        }
+        for (noise, sites), of_setting in rows.groupby(["noise", "sites"], sort=False)
+    }
+    return markdown(pd.DataFrame(columns))
 
 
-def setting_table(rows: Sequence[Mapping[str, Any]], noise: str, sites: int) -> str:
+def setting_table(rows: pd.DataFrame, noise: str, sites: int) -> str:
     """Make a table of rules by attacks at one setting."""
-    lines = {"rule": list(CASES)}
-    of_setting = cells_of(rows, noise=noise, sites=sites)
-    for rule in dict.fromkeys(row["rule"] for row in of_setting):
-        of_rule = cells_of(of_setting, rule=rule)
-        lines[f"`{rule}`"] = [accuracy_and_names(cells_of(of_rule, case=case)) for case in CASES]
-    return markdown(lines)
+    of_setting = rows[(rows["noise"] == noise) & (rows["sites"] == sites)]
+    columns = {
+        case: {
+            rule: accuracy_and_names(of_rule)
+            for rule, of_rule in of_case.groupby("rule", sort=False)
+        }
+        for case, of_case in of_setting.groupby("case", sort=False)
+    }
+    return markdown(pd.DataFrame(columns)[list(CASES)])
 
 
-def markdown(lines: Mapping[str, Sequence[str]]) -> str:
-    """Write a table, whose first line is its header."""
-    header, *rest = [f"| {' | '.join([name, *cells])} |" for name, cells in lines.items()]
-    rule = "|---" * (header.count("|") - 1) + "|"
-    return "\n".join([header, rule, *rest])
-
-
-def add_line(path: Path, cell: Cell) -> None:
-    """Measure a cell and append it to a file."""
-    start = time.process_time()
-    results = measure(cell)
-    line = {"cell": asdict(cell), **results, "seconds": round(time.process_time() - start, 1)}
-    with path.open("a") as file:
-        file.write(json.dumps(line) + "\n")
+def markdown(table: pd.DataFrame) -> str:
+    """Write a table of rules."""
+    rows = [("rule", *table.columns)]
+    rows += [(f"`{rule}`", *cells) for rule, *cells in table.itertuples()]
+    header, *lines = [f"| {' | '.join(cells)} |" for cells in rows]
+    return "\n".join([header, "|---" * len(rows[0]) + "|", *lines])
 
 
 def main() -> None:
@@ -476,20 +444,21 @@ def main() -> None:
         help="after the first seed only the attacks that were worst in it by some score",
     )
     chosen = parser.parse_args()
-    settings = product(range(chosen.seeds), chosen.rules, chosen.noises, chosen.sites)
-    for seed, rule, noise, sites in settings:
-        done = flat(measured(chosen.out))
-        first = cells_of(done, rule=rule, noise=noise, sites=sites, seed=0)
-        measured_cells = cells_of(done, rule=rule, noise=noise, sites=sites, seed=seed)
-        measured_cases = {row["case"] for row in measured_cells}
-        cases = ("honest", *worst_attacks(first)) if chosen.worst and seed > 0 else CASES
-        for case in cases:
-            if case not in measured_cases:
-                add_line(chosen.out, Cell(rule, noise, sites, seed, case))
-    rows = flat(measured(chosen.out))
+    for seed in range(chosen.seeds):
+        cells = []
+        for rule, noise, sites in product(chosen.rules, chosen.noises, chosen.sites):
+            cases = list(CASES)
+            if chosen.worst and seed > 0:
+                done = measured_cells(chosen.out)
+                setting = {"rule": rule, "noise": noise, "sites": sites, "seed": 0}
+                first = done[(done[list(setting)] == pd.Series(setting)).all(axis=1)]
+                cases = ["honest", *sorted({worst_attack(first, score) for score in SCORES})]
+            cells += [asdict(Cell(rule, noise, sites, seed, case)) for case in cases]
+        measure_cells(chosen.out, cells, lambda **fields: measure(Cell(**fields)))
+    rows = measured_cells(chosen.out)
     for score in SCORES:
         print(score, summary_table(rows, dict.fromkeys(NOISES, score)), sep="\n\n")
-    for noise, sites in dict.fromkeys((row["noise"], row["sites"]) for row in rows):
+    for noise, sites in rows.groupby(["noise", "sites"], sort=False).groups:
         print(f"{noise}, one of {sites}", setting_table(rows, noise, sites), sep="\n\n")
 
 

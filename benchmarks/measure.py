@@ -8,7 +8,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
@@ -116,6 +116,38 @@ def _table_text(records: Mapping[str, Any], names: Sequence[str]) -> str:
     if len(names) > len(table):
         table = table.T
     return table.to_string(float_format="{:.4g}".format, na_rep="-")
+
+
+def measure_cells(
+    path: Path, cells: Iterable[Mapping[str, Any]], work: Callable[..., Mapping[str, Any]]
+) -> None:
+    """Measure the cells that a file does not hold yet.
+
+    Args:
+        path: Gets a line of JSON for each cell once it is done.
+        cells: Their fields.
+        work: Takes a cell's fields, and returns its results.
+    """
+    done = [line["cell"] for line in _lines(path)]
+    for cell in cells:
+        if cell in done:
+            continue
+        start = time.process_time()
+        results = work(**cell)
+        seconds = round(time.process_time() - start, 1)
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"cell": dict(cell), **results, "seconds": seconds}) + "\n")
+
+
+def measured_cells(path: Path) -> pd.DataFrame:
+    """Return the cells that a file holds, a row with fields and results of each."""
+    return pd.DataFrame([{**line.pop("cell"), **line} for line in _lines(path)])
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def alone(work: Callable[[], Any]) -> Any:

@@ -4,12 +4,13 @@ Run `python -m benchmarks.speed_page`.
 """
 
 import json
+import math
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from statistics import mean, stdev
 from typing import Any
 
+import pandas as pd
 from matplotlib.figure import Figure
 
 from fl_dpbayes.report import figure_style as look
@@ -18,8 +19,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "speed.md"
 RESULTS = Path(__file__).parents[1] / "docs" / "results" / "speed"
 # Files of the same benchmark under emulation of another maker's processor.
 OTHER = "-another-maker"
-NOTHING: Mapping[str, Any] = {"rows": {}}
-OPACUS = ("ghost", "hooks", "functorch")
+OPACUS = ["ghost", "hooks", "functorch"]
 # Two runs of a row differ by 4 %: a smaller lead is none.
 LEVEL = 0.96
 SITES = "a site's round beyond its chain, CPU ms"
@@ -45,42 +45,58 @@ MEASURED = (
 
 def reference() -> str:
     """Return the page with its tables made anew."""
-    results = {
-        path.stem: json.loads(path.read_text(encoding="utf-8"))
-        for path in sorted(RESULTS.glob("*.json"))
-    }
+    results = read_results()
     text = PAGE.read_text(encoding="utf-8")
     blocks = {
         "answer": answer(results),
-        "rows": targets(results),
-        "widths": widths(results),
-        "batches": batches(results),
-        "gpu": on_a_gpu(results),
-        "end-to-end": end_to_end(results),
-        "machine": machines(results),
+        "rows": markdown(targets(results)),
+        "widths": markdown(widths(results)),
+        "batches": markdown(batches(results)),
+        "gpu": markdown(on_a_gpu(results)),
+        "end-to-end": markdown(end_to_end(results)),
+        "machine": "\n".join(machines(results)),
     }
-    for name, lines in blocks.items():
-        table = f"<!-- {name} -->\n\n" + "\n".join(lines) + "\n\n<!-- end -->"
+    for name, block in blocks.items():
         before, _, rest = text.partition(f"<!-- {name} -->")
         _, _, after = rest.partition("<!-- end -->")
-        text = before + table + after
+        text = f"{before}<!-- {name} -->\n\n{block}\n\n<!-- end -->{after}"
     return text
 
 
-def answer(results: Mapping[str, Any]) -> Iterator[str]:
+def read_results() -> dict[str, Any]:
+    """Return what was measured, by file."""
+    return {
+        path.stem: json.loads(path.read_text(encoding="utf-8"))
+        for path in sorted(RESULTS.glob("*.json"))
+    }
+
+
+def frame_of(results: Mapping[str, Any], file: str) -> pd.DataFrame:
+    """Return a file's rows by their names; empty where nothing was measured."""
+    rows = results[file]["rows"] if file in results else {}
+    return pd.DataFrame.from_dict(rows, orient="index")
+
+
+def markdown(table: pd.DataFrame) -> str:
+    """Write a table of texts, whose missing cells are dashes."""
+    rows = [table.columns, *table.fillna("–").itertuples(index=False)]
+    header, *lines = [f"| {' | '.join(cells)} |" for cells in rows]
+    return "\n".join([header, "|---" * len(table.columns) + "|", *lines])
+
+
+def answer(results: Mapping[str, Any]) -> str:
     """Return the first words: what a private step and a federation cost."""
-    table = list(targets(results))[2:]
-    reached = sum("| **" in row for row in table)
-    ratios = [record["ours"] for name, record in results["clip"]["rows"].items() if name in goals()]
-    fallback = results["clip"]["rows"]["fallback: weights called"]["ours"]
-    ours, peer = (
-        {key: _mean(results["end-to-end"]["rows"], name, key) for key in ("CPU s", "test accuracy")}
-        for name in ("ours", "Opacus and FedAvg")
-    )
-    yield (
-        f"**A private step of {len(ratios)} models costs {min(ratios):.1f} to "
-        f"{max(ratios):.1f} times a plain one, "
-        f"noise, padding and checks included, and {fallback:.1f} times where gradients must be "
+    table = targets(results)
+    reached = table["now, Intel"].str.startswith("**").sum()
+    steps = frame_of(results, "clip")["ours"]
+    ratios = steps[steps.index.isin(goals())]
+    means = seeds_of(results).groupby("program")[["CPU s", "test accuracy"]].mean()
+    ours, peer = means.loc["ours"], means.loc["Opacus and FedAvg"]
+    return (
+        f"**A private step of {len(ratios)} models costs {ratios.min():.1f} to "
+        f"{ratios.max():.1f} times a plain one, "
+        "noise, padding and checks included, and "
+        f"{steps['fallback: weights called']:.1f} times where gradients must be "
         "formed one by one. "
         f"Federated MNIST at equal epsilon takes {ours['CPU s']:.1f} CPU seconds, start to report, "
         f"where the same with Opacus and Flower's FedAvg takes {peer['CPU s']:.1f}, "
@@ -92,21 +108,13 @@ def answer(results: Mapping[str, Any]) -> Iterator[str]:
 
 def against_opacus(results: Mapping[str, Any]) -> str:
     """Count the sizes where a step is ahead of Opacus' fastest mode, and name those behind."""
-    measured = results.get("sizes", NOTHING)["rows"]
-    ratios = {
-        name: beside_opacus(record) for name, record in measured.items() if ", batch " in name
-    }
+    ratios = beside_opacus(frame_of(results, "sizes"))
     # No mode of Opacus takes some models.
-    compared = {name: ratio for name, ratio in ratios.items() if ratio is not None}
-    if not compared:
-        return ""
-    ahead = sum(ratio < LEVEL for ratio in compared.values())
-    behind = [
-        name.replace(", batch ", " at B ") for name, ratio in compared.items() if ratio > 2 - LEVEL
-    ]
+    compared = ratios[ratios.index.str.contains(", batch ")].dropna()
+    behind = [name.replace(", batch ", " at B ") for name in compared.index[compared > 2 - LEVEL]]
     return (
-        f"A step is ahead of Opacus' fastest mode at {ahead} of {len(compared)} sizes, "
-        f"and behind it at {'; '.join(behind) or 'none'}. "
+        f"A step is ahead of Opacus' fastest mode at {(compared < LEVEL).sum()} of "
+        f"{len(compared)} sizes, and behind it at {'; '.join(behind) or 'none'}. "
     )
 
 
@@ -122,151 +130,125 @@ def goals() -> dict[str, float]:
     }
 
 
-def _mean(rows: Mapping[str, Any], name: str, key: str) -> float:
-    return mean(record[key] for row, record in rows.items() if row.startswith(f"{name}, seed"))
+def figures(frame: pd.DataFrame, row: Mapping[str, Any]) -> pd.Series:
+    """Return a wanted row's figure, of every row of the file where it asks for the worst."""
+    values = frame.reindex(columns=[row["key"]])[row["key"]]
+    if "over" in row:
+        values = values / frame.reindex(columns=row["over"]).min(axis=1)
+    if "less" in row:
+        values = values - values.get(row["less"], math.nan)
+    return (values if row["row"] == "*" else values.reindex([row["row"]])).dropna()
 
 
-def targets(results: Mapping[str, Any]) -> Iterator[str]:
+def targets(results: Mapping[str, Any]) -> pd.DataFrame:
     """Return the table of what was to reach, a row for each figure that was measured."""
-    yield from (
-        "| what | before | now, Intel | another maker | to reach | command: `fl-dpbayes bench` |",
-        "|---" * 6 + "|",
-    )
+    rows = []
     for row in wanted():
-        measured = results.get(row["file"], {"rows": {}})["rows"]
-        # `*` stands for all rows of the file, of which the worst is shown.
-        worst = row["row"] == "*"
-        values = {
-            name: _value(record, row)
-            for name, record in measured.items()
-            if (worst or name == row["row"]) and _is_measured(record, row)
-        }
-        less = row.get("less", row["row"])
-        if not values or not (worst or less in measured):
+        values = figures(frame_of(results, row["file"]), row)
+        if values.empty:
             continue
-        name, value = max(values.items(), key=lambda item: item[1])
-        value -= measured[less][row["key"]] if "less" in row else 0.0
-        figure_text = f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
+        name, value = values.idxmax(), values.max()
+        shown = f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
         if value <= row["reach"]:
-            figure_text = f"**{figure_text}**"
-        if worst:
-            figure_text += f" ({name})"
-        elsewhere = other_maker(results, row, name)
-        command = row["file"] if worst else f"{row['file']} --only '{name}'{row.get('options', '')}"
-        yield (
-            f"| {row['what']} | {row['before']} | {figure_text} | {elsewhere} | {row['reach']:,} | "
-            f"`{command}` |"
+            shown = f"**{shown}**"
+        command = f"{row['file']} --only '{name}'{row.get('options', '')}"
+        if row["row"] == "*":
+            shown += f" ({name})"
+            command = row["file"]
+        elsewhere = figures(frame_of(results, row["file"] + OTHER), {**row, "row": name})
+        rows.append(
+            {
+                "what": row["what"],
+                "before": row["before"],
+                "now, Intel": shown,
+                "another maker": "–" if elsewhere.empty else f"{elsewhere.iloc[0]:.3g}",
+                "to reach": f"{row['reach']:,}",
+                "command: `fl-dpbayes bench`": f"`{command}`",
+            }
         )
+    return pd.DataFrame(rows)
 
 
-def other_maker(results: Mapping[str, Any], row: Mapping[str, Any], name: str) -> str:
-    """Return the figure of another maker's processor, or a dash where it was not measured."""
-    measured = results.get(row["file"] + OTHER, NOTHING)["rows"]
-    if name not in measured or not _is_measured(measured[name], row):
-        return "–"
-    less = row.get("less")
-    if less is not None and less not in measured:
-        return "–"
-    value = _value(measured[name], row)
-    if less is not None:
-        value -= measured[less][row["key"]]
-    return f"{value:.3g}"
+def by_size(frame: pd.DataFrame, kind: str, cells: pd.Series) -> pd.DataFrame:
+    """Arrange the cells of rows such as "MLP, width 5": models by sizes."""
+    table: dict[str, dict[int, str]] = {}
+    for name in frame.index[frame.index.str.contains(f", {kind} ")]:
+        model, _, size = name.partition(f", {kind} ")
+        table.setdefault(model, {})[int(size)] = cells[name]
+    return pd.DataFrame.from_dict(table, orient="index").sort_index(axis=1)
 
 
-def widths(results: Mapping[str, Any]) -> Iterator[str]:
+def widths(results: Mapping[str, Any]) -> pd.DataFrame:
     """Return what a step costs by width beside one of width 16, and how many rows a pass has."""
-    yield (
-        "| width | logistic regression | MLP | logistic regression, another maker | MLP, "
-        "another maker |"
-    )
-    yield "|---|---|---|---|---|"
-    files = [results.get(f"sizes{end}", NOTHING)["rows"] for end in ("", OTHER)]
-    numbers = sorted(
-        {int(name.rpartition(" ")[2]) for rows in files for name in rows if ", width " in name}
-    )
-    for width in numbers:
-        cells = [
-            _width_cell(rows.get(f"{model}, width {width}"))
-            for rows in files
-            for model in ("logistic", "MLP")
-        ]
-        yield f"| {width} | " + " | ".join(cells) + " |"
+    names = {"logistic": "logistic regression", "MLP": "MLP"}
+    parts = []
+    for end, maker in (("", ""), (OTHER, ", another maker")):
+        frame = frame_of(results, f"sizes{end}")
+        table = by_size(frame, "width", frame.apply(_width_cell, axis=1)).T
+        parts.append(table.rename(columns={key: name + maker for key, name in names.items()}))
+    return pd.concat(parts, axis=1).rename_axis("width").reset_index().astype({"width": str})
 
 
-def _width_cell(record: Mapping[str, Any] | None) -> str:
-    if record is None:
-        return "–"
+def _width_cell(record: pd.Series) -> str:
     ways = [way for way in ("aligned", "separate") if record[way]]
     return ", ".join([f"{record['over width 16']:.2f}", f"{record['rows a pass']:.0f} rows", *ways])
 
 
-def batches(results: Mapping[str, Any]) -> Iterator[str]:
+def batches(results: Mapping[str, Any]) -> pd.DataFrame:
     """Return our step over the fastest mode of Opacus by model and batch size, bold if ahead."""
-    files = [results.get(f"sizes{end}", NOTHING)["rows"] for end in ("", OTHER)]
-    sizes = sorted(
-        {int(name.rpartition(" ")[2]) for rows in files for name in rows if ", batch " in name}
-    )
-    yield "| model | " + " | ".join(f"B {size:,}" for size in sizes) + " |"
-    yield "|---" * (len(sizes) + 1) + "|"
-    for model in dict.fromkeys(
-        name.partition(", batch ")[0] for name in files[0] if ", batch " in name
-    ):
-        cells = [
-            " / ".join(_batch_cell(rows.get(f"{model}, batch {size}")) for rows in files if rows)
-            for size in sizes
-        ]
-        yield f"| {model} | " + " | ".join(cells) + " |"
+    parts = []
+    for end in ("", OTHER):
+        frame = frame_of(results, f"sizes{end}")
+        parts.append(by_size(frame, "batch", beside_opacus(frame).map(_batch_cell)))
+    intel, other = parts
+    table = intel.fillna("–") + " / " + other.reindex_like(intel).fillna("–")
+    table.columns = [f"B {size:,}" for size in table.columns]
+    return table.rename_axis("model").reset_index()
 
 
-def _batch_cell(record: Mapping[str, Any] | None) -> str:
-    ratio = None if record is None else beside_opacus(record)
-    if ratio is None:
+def _batch_cell(ratio: float) -> str:
+    if math.isnan(ratio):
         return "–"
     return f"**{ratio:.2f}**" if ratio < LEVEL else f"{ratio:.2f}"
 
 
-def beside_opacus(record: Mapping[str, Any]) -> float | None:
-    """Return our step over the fastest mode of Opacus, or nothing where no mode takes the model."""
-    modes = [record[mode] for mode in OPACUS if mode in record]
-    return record["ours"] / min(modes) if modes else None
+def beside_opacus(frame: pd.DataFrame) -> pd.Series:
+    """Return our step over the fastest mode of Opacus, undefined where no mode takes the model."""
+    return frame["ours"] / frame.reindex(columns=OPACUS).min(axis=1)
 
 
-def _is_measured(record: Mapping[str, Any], row: Mapping[str, Any]) -> bool:
-    return row["key"] in record and any(key in record for key in row.get("over", [row["key"]]))
+def seeds_of(results: Mapping[str, Any]) -> pd.DataFrame:
+    """Return the rows of the two programs' seeds."""
+    frame = frame_of(results, "end-to-end")
+    frame = frame[frame.index.str.contains(", seed ")]
+    return frame.assign(program=frame.index.str.partition(", seed ").get_level_values(0))
 
 
-def _value(record: Mapping[str, Any], row: Mapping[str, Any]) -> float:
-    below = [record[key] for key in row.get("over", []) if key in record]
-    return record[row["key"]] / (min(below) if below else 1.0)
-
-
-def end_to_end(results: Mapping[str, Any]) -> Iterator[str]:
+def end_to_end(results: Mapping[str, Any]) -> pd.DataFrame:
     """Return mean and standard deviation over seeds of both programs."""
-    yield from ("| | " + " | ".join(MEASURED) + " |", "|---" * (len(MEASURED) + 1) + "|")
-    rows = results.get("end-to-end", {"rows": {}})["rows"]
-    for name in ("ours", "Opacus and FedAvg"):
-        seeds = [record for row, record in rows.items() if row.startswith(f"{name}, seed")]
-        if len(seeds) > 1:
-            cells = (_spread([seed[key] for seed in seeds if key in seed]) for key in MEASURED)
-            yield f"| {name}, {len(seeds)} seeds | " + " | ".join(cells) + " |"
+    rows = [
+        {"": f"{name}, {len(seeds)} seeds"}
+        | {key: _spread(seeds[key].dropna()) for key in MEASURED}
+        for name, seeds in seeds_of(results).groupby("program", sort=False)
+    ]
+    return pd.DataFrame(rows).sort_values("", ascending=False)
 
 
-def _spread(values: list[float]) -> str:
-    if not values:
+def _spread(values: pd.Series) -> str:
+    if values.empty:
         return "–"
-    digits = 4 if mean(values) < 1 else 2
-    return f"{mean(values):.{digits}f} ± {stdev(values):.{digits}f}"
+    digits = 4 if values.mean() < 1 else 2
+    return f"{values.mean():.{digits}f} ± {values.std():.{digits}f}"
 
 
-def on_a_gpu(results: Mapping[str, Any]) -> Iterator[str]:
+def on_a_gpu(results: Mapping[str, Any]) -> pd.DataFrame:
     """Return what a private step takes of a plain one on a GPU, by model, batch size and method."""
     columns = ("plain, ms", *METHODS, "MiB plain", "MiB ours", "rows a pass")
-    yield "| model | B | " + " | ".join(columns) + " |"
-    yield "|---" * (len(columns) + 2) + "|"
-    for name, record in results.get("gpu", NOTHING)["rows"].items():
-        values = [f"{record[key]:.3g}" if key in record else "–" for key in columns]
-        model, _, batch = name.partition(", batch ")
-        yield f"| {model} | {batch} | " + " | ".join(values) + " |"
+    frame = frame_of(results, "gpu")
+    table = pd.DataFrame(frame.index.str.split(", batch ").tolist(), columns=["model", "B"])
+    for name in columns:
+        table[name] = ["–" if math.isnan(value) else f"{value:.3g}" for value in frame[name]]
+    return table
 
 
 def machines(results: Mapping[str, Any]) -> Iterator[str]:
@@ -287,12 +269,9 @@ def machines(results: Mapping[str, Any]) -> Iterator[str]:
 
 def figure() -> Figure:
     """Draw what a private step costs by model, and a site's round by the number of sites."""
-    files = {
-        name: json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
-        for name in ("clip", "simulation")
-    }
-    models = files["clip"]["rows"]
-    growth = files["simulation"]["rows"]
+    results = read_results()
+    models = results["clip"]["rows"]
+    growth = results["simulation"]["rows"]
     reach = goals()
     drawn = look.titled_figure(
         "What a private step and a round cost",

@@ -53,16 +53,11 @@ def test_pages_use_the_words_of_the_field() -> None:
     [
         ("tools.scenario_reference", "scenario"),
         ("benchmarks.speed_page", "speed"),
-        ("studies.stroke.page", "results/stroke/README"),
     ],
 )
 def test_written_pages_are_up_to_date(script: str, page: str) -> None:
     module = importlib.import_module(script)
     assert PAGES[ROOT / "docs" / f"{page}.md"] == module.reference(), f"run python -m {script}"
-    for text in (
-        (README, PAGES[ROOT / "docs" / "results.md"]) if script == "studies.stroke.page" else ()
-    ):
-        assert "\n".join(module.answer(module.found())) in text, "run python -m studies.stroke.page"
 
 
 @pytest.mark.slow

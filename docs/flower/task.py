@@ -1,4 +1,4 @@
-"""What server and clients share: model, plan, budget, and the digits of scikit-learn, dealt to four sites."""
+"""What server and clients share: model, plan, budget, and the digits, dealt to four sites."""
 
 import torch
 from sklearn.datasets import load_digits

@@ -57,11 +57,12 @@ class Evaluation:
     @property
     def title(self) -> str:
         """What predicted, in words."""
-        if not self.prediction.point_name:
-            return PREDICTORS[self.prediction.predictor]
-        if self.prediction.predictor == RECALIBRATED:
-            return f"recalibrated {self.prediction.point_name}"
-        return self.prediction.point_name
+        posterior = self.prediction.posterior
+        if not posterior.point_name:
+            return PREDICTORS[posterior.predictor]
+        if posterior.predictor == RECALIBRATED:
+            return f"recalibrated {posterior.point_name}"
+        return posterior.point_name
 
     def table(self) -> Table:
         """Return the metrics with 95 % intervals as a table for the terminal."""
@@ -88,8 +89,8 @@ class Evaluation:
         """
         place = {
             "role": "held_out",
-            "predictor": self.prediction.predictor,
-            "samples": 1 if self.prediction.point_name else None,
+            "predictor": self.prediction.posterior.predictor,
+            "samples": 1 if self.prediction.posterior.point_name else None,
         }
         pooled_place = place | {"site": "pooled:held_out"}
         site_place = place | {"site": name}
@@ -139,21 +140,19 @@ def evaluate_prediction(prediction: Prediction, labels: npt.NDArray[np.int64]) -
     Returns:
         The metrics with their intervals; AUROC is exact, as the records are at hand.
     """
-    uncertainty = prediction.uncertainty
-    if uncertainty.aleatoric is not None and uncertainty.epistemic is not None:
-        statistics = from_batch(
-            prediction.probabilities,
-            labels,
-            total=uncertainty.total,
-            aleatoric=uncertainty.aleatoric,
-            epistemic=uncertainty.epistemic,
-        )
-    else:
-        statistics = from_batch(prediction.probabilities, labels)
+    tells_parts = prediction.posterior.tells_parts
+    entropies = {}
+    if tells_parts:
+        entropies = {
+            "total": prediction.total,
+            "aleatoric": prediction.aleatoric,
+            "epistemic": prediction.epistemic,
+        }
+    statistics = from_batch(prediction.probabilities, labels, **entropies)
     row = summarise(statistics, np.random.default_rng(0)).as_row()
     area = exact_auroc(prediction.probabilities, labels)
     if area:
         row |= {"auroc": area.value, "auroc_bounds": [area.value, area.value]}
-    if not uncertainty.has_parts:
+    if not tells_parts:
         row |= {"epistemic": None, "aleatoric": None}
     return Evaluation(prediction=prediction, statistics=statistics, row=row)

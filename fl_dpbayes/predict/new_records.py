@@ -26,19 +26,6 @@ FORMS = "give a .csv, .parquet or .npz file, or a folder of images"
 
 
 @dataclass(frozen=True)
-class UnitColumn:
-    """A table's column of privacy units.
-
-    Attributes:
-        column: Its name.
-        values: The unit of each record, (N,).
-    """
-
-    column: str
-    values: npt.NDArray
-
-
-@dataclass(frozen=True)
 class NewRecords:
     """N records of a task.
 
@@ -46,7 +33,7 @@ class NewRecords:
         features: Of shape (N, *task.input_shape).
         labels: Classes, (N,); None where they are not known or not asked for.
         names: What to call each record in the output, N of them.
-        units: The privacy units of a table's rows; None where it does not name them.
+        units: A table's column of privacy units; None where it has none.
         numbered: What numbers the records: `line` of a CSV, `row` of a Parquet file, or `record`.
         bad: Rows of a table that were left out, by number from 0 among all, and where each stands.
     """
@@ -54,7 +41,7 @@ class NewRecords:
     features: npt.NDArray[np.float32]
     labels: npt.NDArray[np.int64] | None
     names: list[str]
-    units: UnitColumn | None = None
+    units: pandas.Series | None = None
     numbered: str = "record"
     bad: dict[int, str] = field(default_factory=dict)
 
@@ -153,8 +140,7 @@ def _table_records(
     features, bad = _features(table, source, skip=skip)
     units = None
     if source.unit_column is not None and source.unit_column in table.columns:
-        values = table[source.unit_column].to_numpy(dtype=object)
-        units = UnitColumn(column=source.unit_column, values=values)
+        units = table[source.unit_column].astype(object)
     return NewRecords(
         features=features,
         labels=labels,

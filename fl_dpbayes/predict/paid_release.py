@@ -143,7 +143,7 @@ def _read_at_home(data: Path, run: FinishedRun, *, labelled: bool) -> HospitalRe
     if records.units is None:
         unit_index = np.arange(len(labels))
     else:
-        unit_index = np.unique(records.units.values.astype(str), return_inverse=True)[1]
+        unit_index = np.unique(records.units.astype(str), return_inverse=True)[1]
     return HospitalRecords(
         module=run.build_module(),
         inputs=run.model_inputs(records.features),

@@ -18,49 +18,37 @@ from fl_dpbayes.protocol import RECALIBRATED
 from fl_dpbayes.report import SUMMARY_FILE, read_summary, sentence
 
 Floats = npt.NDArray[np.float64]
+WARNING = "warning: "
 NO_SETS = "; nothing guarantees that without sets from own labelled patients (update --sets)"
 
 
 @dataclass(frozen=True)
-class Note:
-    """What a reader should know of a prediction.
+class PredictingPosterior:
+    """The samples that predict, and what is done with their average.
 
     Attributes:
-        text: One or two sentences.
-        is_warning: Whether it is a warning.
+        samples: Parameters with their weights.
+        predictor: "posterior", "recalibrated" or "hierarchical", as tables name it.
+        notes: What a reader should know, in order.
+        point_name: What the posterior is where it is a single sample; "" otherwise.
+        recalibration: Is applied to the averaged probabilities; None: nothing is.
+        set_threshold: Least probability of a class in sets with a guarantee; None without sets.
     """
 
-    text: str
-    is_warning: bool = False
-
-
-@dataclass(frozen=True)
-class Uncertainty:
-    """Entropies of predictions in nats, each (N,).
-
-    Attributes:
-        total: Entropy of the averaged probabilities.
-        aleatoric: Averaged entropy of the samples' probabilities; None where it cannot be told.
-        epistemic: total - aleatoric; None where it cannot be told.
-    """
-
-    total: Floats
-    aleatoric: Floats | None = None
-    epistemic: Floats | None = None
+    samples: PosteriorSamples
+    predictor: str
+    notes: list[str]
+    point_name: str = ""
+    recalibration: RecalibrationMap | None = None
+    set_threshold: float | None = None
 
     @property
-    def has_parts(self) -> bool:
-        """Whether aleatoric and epistemic uncertainty are told apart."""
-        return self.epistemic is not None
+    def tells_parts(self) -> bool:
+        """Whether aleatoric and epistemic uncertainty can be told apart.
 
-    def columns(self) -> dict[str, Floats]:
-        """Return a table's columns `<part>_uncertainty`, NaN where a part cannot be told."""
-        unknown = np.full_like(self.total, np.nan)
-        return {
-            "total_uncertainty": self.total,
-            "aleatoric_uncertainty": unknown if self.aleatoric is None else self.aleatoric,
-            "epistemic_uncertainty": unknown if self.epistemic is None else self.epistemic,
-        }
+        Neither one sample nor a map of averaged probabilities tells them.
+        """
+        return self.recalibration is None and not self.point_name
 
 
 @dataclass(frozen=True)
@@ -68,32 +56,19 @@ class Prediction:
     """Predictions of N records by a stored posterior.
 
     Attributes:
-        probabilities: Class probabilities, (N, classes), recalibrated if `predictor` says so.
-        uncertainty: How uncertain they are.
-        predictor: "posterior", "recalibrated" or "hierarchical", as tables name it.
-        point_name: What the posterior is where it is a single sample; "" otherwise.
-        set_threshold: Least probability of a class in sets with a guarantee; None without sets.
-        notes: What a reader should know, in order.
+        posterior: What predicts.
+        probabilities: Class probabilities, (N, classes), recalibrated if the posterior says so.
+        total: Entropy of the probabilities in nats, (N,).
+        aleatoric: Averaged entropy of the samples' probabilities, (N,); NaN where the posterior
+            does not tell the parts.
+        epistemic: total - aleatoric, (N,); NaN likewise.
     """
 
+    posterior: PredictingPosterior
     probabilities: Floats
-    uncertainty: Uncertainty
-    predictor: str
-    point_name: str
-    set_threshold: float | None
-    notes: list[Note]
-
-
-@dataclass(frozen=True)
-class _ChosenPosterior:
-    """The samples that predict, and what is done with their average."""
-
-    samples: PosteriorSamples
-    predictor: str
-    notes: list[Note]
-    point_name: str = ""
-    recalibration: RecalibrationMap | None = None
-    set_threshold: float | None = None
+    total: Floats
+    aleatoric: Floats
+    epistemic: Floats
 
 
 def predict_new_records(run: FinishedRun, records: NewRecords, hospital: Hospital) -> Prediction:
@@ -119,34 +94,31 @@ def predict_new_records(run: FinishedRun, records: NewRecords, hospital: Hospita
         good_inputs = np.delete(inputs, list(records.bad), axis=0)
         posterior = _hospital_posterior(run, effect, hospital, good_inputs)
     averaged = predict(module, posterior.samples.arrays, posterior.samples.weights, inputs)
+    if posterior.tells_parts:
+        return Prediction(
+            posterior=posterior,
+            probabilities=averaged.probabilities,
+            total=averaged.total,
+            aleatoric=averaged.aleatoric,
+            epistemic=averaged.epistemic,
+        )
     probabilities = averaged.probabilities
-    uncertainty = Uncertainty(
-        total=averaged.total, aleatoric=averaged.aleatoric, epistemic=averaged.epistemic
-    )
     if posterior.recalibration is not None:
         probabilities = recalibrate(probabilities, posterior.recalibration)
-    if posterior.recalibration is not None or posterior.point_name:
-        # Neither one sample nor a map of averaged probabilities tells aleatoric from epistemic.
-        uncertainty = Uncertainty(total=entr(probabilities).sum(axis=1))
-    return Prediction(
-        probabilities=probabilities,
-        uncertainty=uncertainty,
-        predictor=posterior.predictor,
-        point_name=posterior.point_name,
-        set_threshold=posterior.set_threshold,
-        notes=posterior.notes,
-    )
+    total = entr(probabilities).sum(axis=1)
+    unknown = np.full_like(total, np.nan)
+    return Prediction(posterior, probabilities, total, aleatoric=unknown, epistemic=unknown)
 
 
-def show_notes(notes: list[Note]) -> None:
+def show_notes(notes: list[str]) -> None:
     """Print notes on the error stream, as the other one may be CSV or JSON for a program."""
     console = Console(stderr=True)
     for note in notes:
-        style = "yellow" if note.is_warning else ""
-        console.print(note.text, style=style, markup=False, highlight=False)
+        style = "yellow" if note.startswith(WARNING) else ""
+        console.print(note, style=style, markup=False, highlight=False)
 
 
-def _run_posterior(run: FinishedRun) -> _ChosenPosterior:
+def _run_posterior(run: FinishedRun) -> PredictingPosterior:
     """Return the posterior that the run stored, recalibrated where the run did so."""
     notes = []
     rule = run.scenario.aggregation.point_name
@@ -154,21 +126,19 @@ def _run_posterior(run: FinishedRun) -> _ChosenPosterior:
     point_warning = one_sample_warning(len(run.stored.samples.weights), rule)
     if point_warning is not None:
         point_name = f"point estimate ({rule or 'one sample'})"
-        notes.append(Note(f"warning: {sentence(point_warning)}", is_warning=True))
+        notes.append(f"{WARNING}{sentence(point_warning)}")
     recalibration = run.stored.metadata.recalibration
     if recalibration is not None:
         noise = _recalibration_noise(run)
         if noise:
-            text = f"warning: {noise}. The probabilities here are the posterior's own."
-            notes.append(Note(text, is_warning=True))
+            notes.append(f"{WARNING}{noise}. The probabilities here are the posterior's own.")
             recalibration = None
         else:
-            text = (
+            notes.append(
                 f"probabilities are recalibrated by {describe(recalibration)}, the average over "
                 "the training sites; their uncertainty has no aleatoric and epistemic part"
             )
-            notes.append(Note(text))
-    return _ChosenPosterior(
+    return PredictingPosterior(
         samples=run.stored.samples,
         predictor="posterior" if recalibration is None else RECALIBRATED,
         point_name=point_name,
@@ -179,15 +149,15 @@ def _run_posterior(run: FinishedRun) -> _ChosenPosterior:
 
 def _hospital_posterior(
     run: FinishedRun, effect: HospitalEffect, hospital: Hospital, inputs: npt.NDArray
-) -> _ChosenPosterior:
+) -> PredictingPosterior:
     """Return the posterior for one hospital, in many samples of its effect."""
     rate = effect.model.rate(effect.effect, with_intercept(inputs))
     guarantee = NO_SETS if effect.set_threshold is None else ""
-    return _ChosenPosterior(
+    return PredictingPosterior(
         samples=effect.model.samples(effect.effect, model_shapes(run.model, run.task)),
         predictor="hierarchical",
         set_threshold=effect.set_threshold,
-        notes=[Note(f"{hospital}: {rate.words} among these records{guarantee}")],
+        notes=[f"{hospital}: {rate.words} among these records{guarantee}"],
     )
 
 

@@ -16,7 +16,12 @@ from fl_dpbayes.predict.evaluation import evaluate_prediction
 from fl_dpbayes.predict.finished_run import read_run
 from fl_dpbayes.predict.hospital_posterior import NEW_HOSPITAL, Hospital
 from fl_dpbayes.predict.new_records import NewData, NewRecords, read_new_records
-from fl_dpbayes.predict.prediction import Note, Prediction, predict_new_records, show_notes
+from fl_dpbayes.predict.prediction import (
+    WARNING,
+    Prediction,
+    predict_new_records,
+    show_notes,
+)
 
 MOST_ROWS_NAMED = 10
 
@@ -60,7 +65,7 @@ def predict_records(
     )
     prediction = predict_new_records(run, records, hospital)
     table = prediction_table(prediction, records, class_names=run.class_names)
-    show_notes(prediction.notes)
+    show_notes(prediction.posterior.notes)
     if records.bad:
         show_notes([_bad_rows_note(records)])
     if out is None:
@@ -95,15 +100,18 @@ def prediction_table(
     classes = np.array(class_names or range(probabilities.shape[1]))
     table = pandas.DataFrame({records.numbered: records.names})
     if records.units is not None:
-        table[records.units.column] = records.units.values
+        table[records.units.name] = records.units.to_numpy()
     identifying_columns = len(table.columns)
     table["predicted"] = classes[probabilities.argmax(axis=1)]
     table[[f"probability_{name}" for name in classes]] = probabilities
-    table = table.assign(**prediction.uncertainty.columns())
-    if prediction.set_threshold is not None:
+    table["total_uncertainty"] = prediction.total
+    table["aleatoric_uncertainty"] = prediction.aleatoric
+    table["epistemic_uncertainty"] = prediction.epistemic
+    set_threshold = prediction.posterior.set_threshold
+    if set_threshold is not None:
         # No set is empty: the most probable class is in each.
         largest = probabilities.max(axis=1, keepdims=True)
-        members = probabilities >= np.minimum(prediction.set_threshold, largest)
+        members = probabilities >= np.minimum(set_threshold, largest)
         table["set"] = [" | ".join(map(str, classes[row])) for row in members]
     if records.bad:
         table = table.astype({"predicted": object})
@@ -132,12 +140,10 @@ def predicted_table(
     run = read_run(run_dir, allowed_code)
     records = read_new_records(data, run.task, run.source, labelled=False)
     prediction = predict_new_records(run, records, NEW_HOSPITAL)
-    show_notes(prediction.notes)
+    show_notes(prediction.posterior.notes)
     table = pandas.DataFrame(prediction.probabilities, columns=classes)
-    uncertainties = prediction.uncertainty.columns()
     return table.assign(
-        total_uncertainty=uncertainties["total_uncertainty"],
-        epistemic_uncertainty=uncertainties["epistemic_uncertainty"],
+        total_uncertainty=prediction.total, epistemic_uncertainty=prediction.epistemic
     )
 
 
@@ -171,10 +177,10 @@ def evaluate_records(
     records = read_new_records(data, run.task, run.source, labelled=True)
     assert records.labels is not None
     prediction = predict_new_records(run, records, hospital)
-    show_notes(prediction.notes)
+    show_notes(prediction.posterior.notes)
     evaluation = evaluate_prediction(prediction, records.labels)
     if as_json:
-        names = {"data": data.name, "predictor": prediction.predictor}
+        names = {"data": data.name, "predictor": prediction.posterior.predictor}
         print(json.dumps(json_values({**names, **evaluation.row})))
         return
     console.print(evaluation.table())
@@ -193,12 +199,9 @@ def evaluate_records(
     console.print(f"report: {page}", soft_wrap=True, markup=False)
 
 
-def _bad_rows_note(records: NewRecords) -> Note:
+def _bad_rows_note(records: NewRecords) -> str:
     rows = list(records.bad.values())
     listed = ", ".join(rows[:MOST_ROWS_NAMED])
     if len(rows) > MOST_ROWS_NAMED:
         listed += ", ..."
-    return Note(
-        f"warning: {len(rows)} of {len(records.names)} rows have no prediction: {listed}",
-        is_warning=True,
-    )
+    return f"{WARNING}{len(rows)} of {len(records.names)} rows have no prediction: {listed}"

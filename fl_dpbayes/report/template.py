@@ -371,18 +371,16 @@ STUDY_CELLS = """\
 STUDY_PRIVACY = """\
 <h2 id="privacy">Privacy</h2>
 {% if spent.rows %}{{ table(spent, "Privacy asked and spent") }}
-<details><summary>ε of every setting</summary>{{ table(privacy, "Privacy spent by setting") \
-}}</details>
 {% else %}<p>No cell finished.</p>{% endif %}
 <p class="note">The largest ε that any site of any seed spent in one run, rounded up. A hospital \
 that took part in all
 of these runs would have spent more; ∞: not private.</p>
 """
 STUDY_FIGURES = """\
-{% for section in sections %}
+{% for section, figures in sections %}
 <h2>{{ section.heading }}</h2>
 {% if section.note %}<p class="note">{{ section.note }}</p>{% endif %}
-<div class="figures">{% for item in section.figures %}{{ figure(item) }}{% endfor %}</div>
+<div class="figures">{% for item in figures %}{{ figure(item) }}{% endfor %}</div>
 {% endfor %}
 """
 STUDY_NUMBERS = """\

@@ -14,6 +14,7 @@ from fl_dpbayes.study.cell import CellJob, CellOutcome, run_cell
 
 POLL_SECONDS = 1.0
 CONNECT_SECONDS = 10.0
+MOST_STARTS = 3
 # Enough for summaries.
 OBJECT_STORE_BYTES = 256 * 2**20
 # Tasks that wait beside those that run, so that no core waits for the next one to be sent.
@@ -111,15 +112,7 @@ def _ray(workers: int, address: str | None) -> Iterator[Any]:
     try:
         try:
             if address is None:
-                ray.init(
-                    "local",
-                    num_cpus=workers,
-                    object_store_memory=OBJECT_STORE_BYTES,
-                    include_dashboard=False,
-                    log_to_driver=False,
-                    configure_logging=False,
-                    _temp_dir=folder.name,
-                )
+                _start_here(ray, workers, folder.name)
                 _check_unreachable(ray.util.get_node_ip_address())
             else:
                 _check_listening(address)
@@ -143,6 +136,28 @@ def _ray(workers: int, address: str | None) -> Iterator[Any]:
         for name in variables:
             os.environ.pop(name)
         os.environ.update({name: value for name, value in before.items() if value is not None})
+
+
+def _start_here(ray: Any, workers: int, folder: str) -> None:
+    """Start Ray on this machine, again where its processes take longer than it waits for them."""
+    for start in range(MOST_STARTS):
+        try:
+            ray.init(
+                "local",
+                num_cpus=workers,
+                object_store_memory=OBJECT_STORE_BYTES,
+                include_dashboard=False,
+                log_to_driver=False,
+                configure_logging=False,
+                _temp_dir=folder,
+            )
+        except Exception as error:
+            # Ray waits half a minute, and then raises an exception of no class of its own.
+            ray.shutdown()
+            if start + 1 == MOST_STARTS:
+                raise RuntimeError(str(error)) from error
+        else:
+            return
 
 
 def _check_unreachable(host: str) -> None:

@@ -26,7 +26,7 @@ from fl_dpbayes.config import Study, counted, load_study, same_study, shipped_pa
 from fl_dpbayes.data import load_unscaled
 from fl_dpbayes.engine.simulate import check_machine, new_folder
 from fl_dpbayes.errors import Stopped, UserError
-from fl_dpbayes.files import digest, file_sha256, json_values, write_atomically
+from fl_dpbayes.files import digest, json_values, write_atomically
 from fl_dpbayes.files.folder_lock import folder_lock
 from fl_dpbayes.report import duration
 from fl_dpbayes.report.study.page import write_study_report
@@ -54,7 +54,6 @@ from fl_dpbayes.version import __version__
 
 STUDY_FILE = "study.toml"
 # As `sha256sum study.toml` prints it.
-DIGEST_FILE = "study.sha256"
 RECORD_FILE = "study.json"
 # What is no federation, or needs an attacker's code: scripts of the source tree, which the package
 # does not hold.
@@ -121,8 +120,6 @@ def begin_study(
     folder = new_folder(folder, study.name, CELLS_FOLDER)
     with folder_lock(folder):
         write_study(study, folder / STUDY_FILE)
-        study_digest = file_sha256(folder / STUDY_FILE)
-        write_atomically(folder / DIGEST_FILE, f"{study_digest}  {STUDY_FILE}\n")
         return _run_missing(StudyInFolder(study, cells, folder), data_dir, workers, console)
 
 
@@ -186,8 +183,7 @@ def resume_study(
         Whether every cell finished.
 
     Raises:
-        UserError: If the folder holds no study or another one, its file is damaged, or another
-            process works on it.
+        UserError: If the folder holds no study or another one, or another process works on it.
         Stopped: If an interrupt ended it.
     """
     folder = folder.resolve()
@@ -206,28 +202,11 @@ def resume_study(
     there = StudyInFolder(study_there, study_cells(study_there), folder)
     (folder / CELLS_FOLDER).mkdir(exist_ok=True)
     with folder_lock(folder):
-        _check_study_file(folder)
         return _run_missing(there, data_dir, workers, console)
 
 
 def _resume_command(folder: Path) -> str:
     return f"fl-dpbayes study --resume {shlex.quote(str(folder))}"
-
-
-def _check_study_file(folder: Path) -> None:
-    """Check that the study's file is as it was written."""
-    digest_file = folder / DIGEST_FILE
-    if not digest_file.is_file():
-        raise UserError(
-            f"{digest_file} is missing, or an older version began this study: put back a copy of "
-            "it, or start the study anew with --out"
-        )
-    study_digest = file_sha256(folder / STUDY_FILE)
-    if digest_file.read_bytes() != f"{study_digest}  {STUDY_FILE}\n".encode():
-        raise UserError(
-            f"{folder / STUDY_FILE} or {digest_file} is not as it was written: put back a copy of "
-            "it, or start the study anew with --out"
-        )
 
 
 def _run_missing(

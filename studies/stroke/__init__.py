@@ -1,1 +1,1 @@
-"""The results on the International Stroke Trial: cells, measures, tables and their page."""
+"""Results on the International Stroke Trial: study files, and tables of their cells."""

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from benchmarks.hostile_site import (
@@ -15,14 +16,13 @@ from benchmarks.hostile_site import (
     SCORES,
     Cell,
     View,
-    flat,
     measure,
-    measured,
     setting_table,
     summary_table,
     with_trace_of_noise,
     worst_attack,
 )
+from benchmarks.measure import measured_cells
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = DOCS / "results" / "hostile-site" / "four-and-eight.md"
@@ -90,11 +90,11 @@ def test_attacks_keep_to_the_bound_and_vary_in_every_parameter(attack: str) -> N
 
 
 def test_pages_show_what_the_cells_say() -> None:
-    rows = flat(measured(PAGE.with_suffix(".jsonl")))
+    rows = measured_cells(PAGE.with_suffix(".jsonl"))
     page = PAGE.read_text(encoding="utf-8")
     for score in SCORES:
         assert summary_table(rows, dict.fromkeys(("quickstart", "digits"), score)) in page
-    for noise, sites in {(row["noise"], row["sites"]) for row in rows}:
+    for noise, sites in rows.groupby(["noise", "sites"]).groups:
         assert setting_table(rows, noise, sites) in page
     first = summary_table(rows, {"quickstart": "auroc", "digits": "accuracy"})
     for name in ("threat-model.md", "aggregation.md"):
@@ -104,9 +104,9 @@ def test_pages_show_what_the_cells_say() -> None:
 
 def test_worst_attack_is_that_of_the_worst_mean_among_those_tried_most_often() -> None:
     tried = [("relabel", 0, 0.5), ("relabel", 1, 0.7), ("hidden", 0, 0.4), ("hidden", 1, 0.9)]
-    rows = [
+    rows = pd.DataFrame(
         {"case": case, "seed": seed, "accuracy": value, "nll": value}
         for case, seed, value in [*tried, ("quiet", 0, 0.1), ("honest", 0, 0.0), ("honest", 1, 0.0)]
-    ]
+    )
     assert worst_attack(rows, "accuracy") == "relabel"
     assert worst_attack(rows, "nll") == "hidden"

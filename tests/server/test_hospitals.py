@@ -28,7 +28,6 @@ from fl_dpbayes.predict.paid_release import read_hospital_records
 from fl_dpbayes.predict.update import residual_sum
 from fl_dpbayes.report.page_tables import hospitals_table
 from fl_dpbayes.report.run_files import read_summary
-from studies.stroke import cells
 from tests.asking import refused
 from tests.federations import Federation
 from tests.resumed import assert_same_run
@@ -104,24 +103,6 @@ def test_sums_are_those_that_the_chains_noised_to_rounding(
     # Three sites in turn, the Norwegian one last; six rounds, of which the first two are burn-in.
     own = np.array(noised).reshape(6, 3, -1)[2:, [2, 0, 1]].mean(axis=0)
     assert np.abs(means.gradients - own).max() < 1e-3 * np.abs(own).max()
-
-
-def test_rounds_that_numpy_takes_for_the_results_sum_up_what_a_run_does(
-    federation, tmp_path: Path
-) -> None:
-    # Without noise both are the same numbers; every fifth gradient is shortened.
-    clipped = scenario(
-        'privacy={kind="none", clip_norm=1.0, sampling_rate=1.0, delta=1e-3}',
-        "sampler.kind=sgld",
-        "aggregation.size_power=1.5",
-        "aggregation.move_bound=2.0",
-    )
-    run = Federation(tmp_path / "run", clipped).run()
-    found, _ = cells.fald_rounds(clipped, cells.dealt(clipped), np.random.default_rng(0))
-    for site, row in (
-        PosteriorBank(RunStore.open(run.folder, to_read=True)).last(HOSPITALS, 0).items()
-    ):
-        np.testing.assert_allclose(found[site], row, rtol=1e-4, atol=1e-4 * np.abs(row[4:]).max())
 
 
 def test_a_run_that_was_cut_off_keeps_its_sums(run: Federation, federation, tmp_path: Path) -> None:

@@ -7,16 +7,16 @@ from itertools import groupby
 from fl_dpbayes.report.answer import SEEDED
 from fl_dpbayes.report.numbers import rounded_up
 from fl_dpbayes.report.study import comparisons
-from fl_dpbayes.report.study.comparisons import (
-    BASELINE,
-    Difference,
-    at_severity,
-    estimate,
-    setting_words,
-    severities_of,
-)
+from fl_dpbayes.report.study.comparisons import BASELINE, Difference, estimate, setting_words
 from fl_dpbayes.report.study.quantities import Estimate, Quantity, place_words, quantity
-from fl_dpbayes.report.study.results import PREDICTOR, UNSHIFTED, StudyResults, rows_at
+from fl_dpbayes.report.study.results import (
+    PREDICTOR,
+    SEVERITY,
+    SHIFT,
+    UNSHIFTED,
+    StudyResults,
+    rows_at,
+)
 
 MANY_DIFFERENCES = 5
 # A share of the epsilon asked.
@@ -200,26 +200,25 @@ def _worst_shift(study: StudyResults) -> str:
     """Name the shift and severity at which the main predictor does worst."""
     measured = quantity(study.metric)
     predictor = study.main_predictor()
-    kinds = comparisons.shift_kinds(study, study.results)
-    if not kinds or not measured.metric.better or predictor is None:
+    if not measured.metric.better or predictor is None:
         return ""
-    frame = rows_at(study.results, {PREDICTOR: predictor})
-    estimates: dict[tuple[str, int], Estimate] = {}
-    for kind in kinds:
-        for severity in severities_of(frame, kind):
-            value = estimate(at_severity(study, frame, kind, severity), measured.key)
-            if value is not None:
-                estimates[kind, severity] = value
-    if not estimates:
+    rows = comparisons.by_severity(study, rows_at(study.results, {PREDICTOR: predictor}))
+    values = {
+        (kind, severity): value
+        for kind, of_kind in (rows.groupby(SHIFT, sort=False) if len(rows) else ())
+        for severity, value in comparisons.estimates(of_kind, SEVERITY, measured.key).items()
+    }
+    shifted = {key: value for key, value in values.items() if key[1] != str(UNSHIFTED)}
+    if not shifted:
         return ""
     sign = -1 if measured.metric.better == "higher" else 1
-    worst_kind, worst_severity = max(estimates, key=lambda key: sign * estimates[key].mean)
-    worst = measured.estimate(estimates[worst_kind, worst_severity])
-    unshifted = estimate(at_severity(study, frame, worst_kind, UNSHIFTED), measured.key)
+    kind, severity = max(shifted, key=lambda key: sign * shifted[key].mean)
+    worst = measured.estimate(shifted[kind, severity])
+    unshifted = values.get((kind, str(UNSHIFTED)))
     comparison = f"; unshifted: {measured.estimate(unshifted)}" if unshifted else ""
     return (
-        f"Under shift, {_words(study, PREDICTOR, predictor)} is worst at {worst_kind}, "
-        f"severity {worst_severity}: {worst}{comparison}."
+        f"Under shift, {_words(study, PREDICTOR, predictor)} is worst at {kind}, "
+        f"severity {severity}: {worst}{comparison}."
     )
 
 
@@ -280,9 +279,9 @@ def _unspent_budgets(study: StudyResults) -> Iterator[str]:
     if EPSILON_ASKED not in study.record.separate or "epsilon" not in study.results.columns:
         return
     axes = (EPSILON_ASKED, *(name for name in study.baseline if name != PREDICTOR))
-    for labels in comparisons.combinations(study, axes):
+    for labels, rows in comparisons.groups(study, study.results, axes):
         # A run whose epsilon is not known is never said to have spent little.
-        spent = float(rows_at(study.results, labels)["epsilon"].max(skipna=False))
+        spent = float(rows["epsilon"].max(skipna=False))
         if spent < MOST_OF_EPSILON * float(labels[EPSILON_ASKED]):
             method = setting_words(
                 study, {name: label for name, label in labels.items() if name != EPSILON_ASKED}

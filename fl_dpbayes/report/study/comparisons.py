@@ -1,8 +1,7 @@
 """Means over a study's cells, and methods beside each other at equal seeds and settings."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
 
 import numpy as np
 import pandas as pd
@@ -15,6 +14,7 @@ from fl_dpbayes.report.study.results import (
     SHIFT,
     UNSHIFTED,
     StudyResults,
+    label_text,
     rows_at,
 )
 
@@ -33,6 +33,16 @@ def estimate(frame: pd.DataFrame, column: str) -> Estimate | None:
         return mean
     low, high = mean.ends
     return replace(mean, ends=(max(0.0, low), high))
+
+
+def estimates(frame: pd.DataFrame, by: str, column: str) -> dict[str, Estimate]:
+    """Average a column for each label of another; labels without a value are left out."""
+    if by not in frame.columns:
+        return {}
+    values = {
+        label_text(label): estimate(rows, column) for label, rows in frame.groupby(by, sort=False)
+    }
+    return {label: value for label, value in values.items() if value is not None}
 
 
 def mean_of(frame: pd.DataFrame, column: str) -> Estimate | None:
@@ -84,10 +94,9 @@ def beside_baseline(study: StudyResults, metric: str) -> list[BesideBaseline]:
     frame = rows_at(study.headline, focus)
     keys = [name for name in study.axes if name not in study.baseline]
     compared = []
-    for setting in combinations(study, study.record.separate):
-        baseline = rows_at(frame, {**setting, **study.baseline})
-        for method in combinations(study, study.baseline):
-            rows = rows_at(frame, {**setting, **method})
+    for setting, of_setting in groups(study, frame, study.record.separate):
+        baseline = rows_at(of_setting, study.baseline)
+        for method, rows in groups(study, of_setting, list(study.baseline)):
             value = estimate(rows, metric)
             if value is None:
                 continue
@@ -98,10 +107,16 @@ def beside_baseline(study: StudyResults, metric: str) -> list[BesideBaseline]:
     return compared
 
 
-def combinations(study: StudyResults, names: Collection[str]) -> Iterator[dict[str, str]]:
-    """Go through all combinations of the values of some axes, the last fastest."""
-    for labels in product(*(study.methods(name) for name in names)):
-        yield dict(zip(names, labels, strict=True))
+def groups(
+    study: StudyResults, frame: pd.DataFrame, axes: Sequence[str]
+) -> Iterator[tuple[dict[str, str], pd.DataFrame]]:
+    """Part a table by the labels of some axes, in the study's order, the last axis fastest."""
+    if not axes:
+        yield {}, frame
+        return
+    columns = [pd.Categorical(frame[axis], study.methods(axis)) for axis in axes]
+    for labels, rows in frame.groupby(columns, observed=True):
+        yield dict(zip(axes, labels, strict=True)), rows
 
 
 def setting_words(study: StudyResults, labels: Labels) -> str:
@@ -175,17 +190,11 @@ def _axis_differences(
     baseline, *methods = study.methods(axis)
     baseline_rows = method_rows(study, frame, axis, baseline)
     keys = [name for name in study.axes if name != axis]
-    settings = list(combinations(study, [name for name in separate if name != PREDICTOR]))
+    apart = [name for name in separate if name != PREDICTOR]
     compared = []
     for method in methods:
-        rows = method_rows(study, frame, axis, method)
-        for setting in settings:
-            value = paired(
-                rows_at(rows, setting),
-                rows_at(baseline_rows, setting),
-                column=metric,
-                keys=keys,
-            )
+        for setting, rows in groups(study, method_rows(study, frame, axis, method), apart):
+            value = paired(rows, rows_at(baseline_rows, setting), column=metric, keys=keys)
             if value is not None:
                 compared.append(
                     Difference(
@@ -221,29 +230,19 @@ def _differences_from_baseline(study: StudyResults, metric: str) -> list[Differe
     return [difference for of_method in by_method.values() for difference in of_method]
 
 
-def shift_kinds(study: StudyResults, frame: pd.DataFrame) -> list[str]:
-    """Return the kinds of shift that a table holds at two severities or more.
+def by_severity(study: StudyResults, frame: pd.DataFrame) -> pd.DataFrame:
+    """Return a table's rows under shift, with the unshifted site as severity 0 of each kind.
 
-    The unshifted original counts as one.
+    A kind of which the table holds one severity alone, 0 included, is left out.
     """
     if frame.empty or not {SHIFT, SEVERITY} <= set(frame.columns):
-        return []
-    shifted = frame[frame[SEVERITY].notna()]
-    severities = shifted.groupby(SHIFT, sort=False)[SEVERITY].nunique()
-    original = (frame["site"] == study.original_site).any()
-    return [str(kind) for kind, number in severities.items() if kind and number + original > 1]
-
-
-def severities_of(frame: pd.DataFrame, kind: str) -> list[int]:
-    """Return the severities of one kind of shift that a table holds, rising."""
-    return sorted({int(value) for value in rows_at(frame, {SHIFT: kind})[SEVERITY].dropna()})
-
-
-def at_severity(study: StudyResults, frame: pd.DataFrame, kind: str, severity: int) -> pd.DataFrame:
-    """Select the rows of one shift.
-
-    Severity 0 is the site of which shifted sites hold the records.
-    """
-    if severity == UNSHIFTED:
-        return frame[(frame["site"] == study.original_site) & frame[SEVERITY].isna()]
-    return frame[(frame[SHIFT] == kind) & (frame[SEVERITY] == severity)]
+        return frame.iloc[:0]
+    is_shifted = frame[SEVERITY].notna()
+    original = frame[(frame["site"] == study.original_site) & ~is_shifted]
+    parts = [frame.iloc[:0]]
+    for kind, rows in frame[is_shifted].groupby(SHIFT, sort=False):
+        unshifted = original.assign(**{SHIFT: kind, SEVERITY: UNSHIFTED})
+        part = pd.concat([unshifted, rows]) if len(unshifted) else rows
+        if part[SEVERITY].nunique() > 1:
+            parts.append(part)
+    return pd.concat(parts[1:] or parts)

@@ -1,8 +1,7 @@
 """A study's figures: methods by axis, places, shifts, uncertainty elsewhere, prediction sets."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import pandas as pd
 
@@ -10,21 +9,20 @@ from fl_dpbayes.report.figure_style import figure_name
 from fl_dpbayes.report.measure_tables import WEIGHTS
 from fl_dpbayes.report.numbers import decimal
 from fl_dpbayes.report.study.comparisons import (
-    at_severity,
+    by_severity,
     compared_axes,
-    estimate,
+    estimates,
     method_rows,
-    severities_of,
-    shift_kinds,
 )
-from fl_dpbayes.report.study.panels import Line, Mark, Panel, PanelFigure
+from fl_dpbayes.report.study.panels import Line, Panel, PanelFigure
 from fl_dpbayes.report.study.quantities import axis_name, place_words, quantity
 from fl_dpbayes.report.study.results import (
     POOLED,
     PREDICTOR,
     SEVERITY,
-    UNSHIFTED,
+    SHIFT,
     StudyResults,
+    label_text,
     rows_at,
 )
 from fl_dpbayes.report.wording import ROLES, SITE_ROLES
@@ -37,6 +35,8 @@ MOST_SHIFTS = 6
 SITES_PER_PANEL = 6
 MOST_SITES = 60
 MOST_PLACES = 8
+# A column with one label, where no axis parts the panels.
+EVERYWHERE = "everywhere"
 MEASURES = {"epistemic": "epistemic uncertainty", "total": "total uncertainty"}
 
 
@@ -53,21 +53,6 @@ class Method:
     key: str
     words: str
     rows: pd.DataFrame
-
-
-@dataclass(frozen=True)
-class Place:
-    """A place on the horizontal axis.
-
-    Attributes:
-        x: Where it is.
-        label: Its name.
-        select: Selects its rows of a table.
-    """
-
-    x: int
-    label: str
-    select: Callable[[pd.DataFrame], pd.DataFrame]
 
 
 @dataclass(frozen=True)
@@ -115,42 +100,36 @@ def study_figures(study: StudyResults) -> list[Section]:
 def _panel(
     title: str,
     methods: Sequence[Method],
-    places: Sequence[Place],
-    column: str,
+    places: Mapping[str, str],
     *,
+    place_column: str,
+    column: str,
     joined: bool = True,
 ) -> list[Panel]:
     """Draw a column's means, a line for each method through its estimates at the places.
+
+    Args:
+        title: Stands above the panel.
+        methods: The lines.
+        places: Label of `place_column` -> its name, from left to right.
+        place_column: Tells places apart.
+        column: What is drawn.
+        joined: Whether a line goes through the estimates.
 
     Returns:
         One panel, or none where nothing was measured.
     """
     lines = []
     for method in methods:
-        marks = _marks(method, places, column)
-        if marks:
-            lines.append(Line(method.key, method.words, marks, joined=joined))
-    if not lines:
-        return []
-    labels = {place.x: place.label for place in places}
-    ticks = tuple(labels.get(x, str(x)) for x in range(max(labels) + 1))
-    return [Panel(title=title, lines=tuple(lines), ticks=ticks)]
+        values = estimates(method.rows, by=place_column, column=column)
+        named = {name: values[label] for label, name in places.items() if label in values}
+        if named:
+            lines.append(Line(method.key, method.words, named, joined=joined))
+    return [Panel(title, tuple(lines), tuple(places.values()))] if lines else []
 
 
-def _marks(method: Method, places: Sequence[Place], column: str) -> tuple[Mark, ...]:
-    marks = []
-    for place in places:
-        value = estimate(place.select(method.rows), column)
-        if value is not None:
-            marks.append(Mark(x=place.x, where=place.label, value=value))
-    return tuple(marks)
-
-
-def _labelled(column: str, labels: Sequence[str]) -> list[Place]:
-    """Return a place for each label of a column."""
-    return [
-        Place(x, label, partial(rows_at, labels={column: label})) for x, label in enumerate(labels)
-    ]
+def _by_name(labels: Iterable[str]) -> dict[str, str]:
+    return {label: label for label in labels}
 
 
 def _methods_of(study: StudyResults, frame: pd.DataFrame, axis: str) -> list[Method]:
@@ -187,30 +166,40 @@ def _metric_figure(
         panels: What is drawn.
     """
     measured = quantity(study.metric)
-    metric = measured.metric
     return PanelFigure(
         name=name,
         title=f"{measured.short_name} {title}",
         subtitle="; ".join(part for part in (measured.unit, reading) if part),
-        quantity=f"{metric.name}, points" if measured.share else metric.name,
         panels=tuple(panels),
         scale=100.0 if measured.share else 1.0,
-        places=2 if measured.share else 4,
-        from_zero=metric.calibration_error,
+        from_zero=measured.metric.calibration_error,
     )
 
 
 def _axis_figures(study: StudyResults) -> Iterator[PanelFigure]:
     """Draw each compared axis' methods, a panel for each other axis, or of all settings at once."""
     for axis in compared_axes(study):
-        methods = _methods_of(study, study.headline, axis)
+        methods = _methods_of(study, study.headline.assign(**{EVERYWHERE: "all"}), axis)
+        others = {
+            name: labels for name, labels in study.axes.items() if name != axis and len(labels) > 1
+        }
         panels: list[Panel] = []
-        for name, labels in study.axes.items():
-            if name != axis and len(labels) > 1:
-                panels += _panel(axis_name(name), methods, _labelled(name, labels), study.metric)
+        for name, labels in others.items():
+            panels += _panel(
+                axis_name(name),
+                methods,
+                _by_name(labels),
+                place_column=name,
+                column=study.metric,
+            )
         if not panels:
-            everywhere = Place(x=0, label="all", select=lambda rows: rows)
-            panels = _panel("all settings", methods, [everywhere], study.metric)
+            panels = _panel(
+                "all settings",
+                methods,
+                _by_name(["all"]),
+                place_column=EVERYWHERE,
+                column=study.metric,
+            )
         yield _metric_figure(
             study,
             name=figure_name("methods", axis),
@@ -221,7 +210,7 @@ def _axis_figures(study: StudyResults) -> Iterator[PanelFigure]:
 
 
 def _sites_figure(study: StudyResults) -> PanelFigure:
-    """Draw every site: a panel for each where sites change their roles, else for each role."""
+    """Draw every site in each role that it has, a few in each panel."""
     frame = study.results
     if not frame.empty:
         frame = frame[~frame["site"].str.contains(":", regex=False)]
@@ -229,36 +218,22 @@ def _sites_figure(study: StudyResults) -> PanelFigure:
         frame = frame[frame[SEVERITY].isna()]
     sites = list(dict.fromkeys(frame.get("site", ())))[:MOST_SITES]
     panels: list[Panel] = []
-    if sites and frame.groupby("site")["role"].nunique().gt(1).any():
-        for site in sites:
-            panels += _site_panel(study, rows_at(frame, {"site": site}), site)
-    else:
-        for role in SITE_ROLES:
-            panels += _role_panels(study, rows_at(frame, {"role": role}), role=role, sites=sites)
+    for role in SITE_ROLES:
+        rows = rows_at(frame, {"role": role})
+        names = [site for site in sites if site in set(rows.get("site", ()))]
+        for first in range(0, len(names), SITES_PER_PANEL):
+            few = names[first : first + SITES_PER_PANEL]
+            panels += _panel(
+                ROLES[role],
+                _predictors_of(study, rows[rows["site"].isin(few)]),
+                _by_name(few),
+                place_column="site",
+                column=study.metric,
+                joined=False,
+            )
     return _metric_figure(
         study, name="sites", title="site by site", reading=OVER_SETTINGS, panels=panels
     )
-
-
-def _site_panel(study: StudyResults, frame: pd.DataFrame, site: str) -> list[Panel]:
-    """Draw one site in each of its roles."""
-    roles = [role for role in SITE_ROLES if len(rows_at(frame, {"role": role}))]
-    places = [replace(place, label=SITE_ROLES[place.label]) for place in _labelled("role", roles)]
-    methods = _predictors_of(study, frame)
-    return _panel(site, methods, places, study.metric, joined=False)
-
-
-def _role_panels(
-    study: StudyResults, frame: pd.DataFrame, *, role: str, sites: Sequence[str]
-) -> list[Panel]:
-    """Draw the sites of one role, a few in each panel."""
-    names = [site for site in sites if (frame["site"] == site).any()]
-    panels: list[Panel] = []
-    for first in range(0, len(names), SITES_PER_PANEL):
-        few = names[first : first + SITES_PER_PANEL]
-        methods = _predictors_of(study, frame[frame["site"].isin(few)])
-        panels += _panel(ROLES[role], methods, _labelled("site", few), study.metric, joined=False)
-    return panels
 
 
 def _subgroup_figure(study: StudyResults) -> PanelFigure:
@@ -270,8 +245,9 @@ def _subgroup_figure(study: StudyResults) -> PanelFigure:
         panels += _panel(
             str(attribute),
             _predictors_of(study, rows),
-            _labelled("value", list(dict.fromkeys(rows["value"]))),
-            study.metric,
+            _by_name(dict.fromkeys(rows["value"])),
+            place_column="value",
+            column=study.metric,
             joined=False,
         )
     return _metric_figure(
@@ -286,8 +262,8 @@ def _subgroup_figure(study: StudyResults) -> PanelFigure:
 def _shift_figures(study: StudyResults) -> Iterator[PanelFigure]:
     """Draw each compared axis by severity, a panel for each kind of shift."""
     for axis in compared_axes(study):
-        methods = _methods_of(study, study.results, axis)
-        panels = _severity_panels(study, study.results, methods, study.metric)
+        methods = _methods_of(study, by_severity(study, study.results), axis)
+        panels = _severity_panels(methods, study.metric)
         if len(panels) > MOST_SHIFTS:
             yield from _shift_maps(study, axis, panels)
         else:
@@ -318,45 +294,57 @@ def _shift_maps(study: StudyResults, axis: str, panels: Sequence[Panel]) -> Iter
         yield replace(figure, heat=True)
 
 
-def _severity_panels(
-    study: StudyResults, frame: pd.DataFrame, methods: Sequence[Method], column: str
-) -> list[Panel]:
-    """Draw a column by severity, a panel for each kind of shift."""
+def _severity_panels(methods: Sequence[Method], column: str) -> list[Panel]:
+    """Draw a column by severity, a panel for each kind of shift.
+
+    Args:
+        methods: The lines; their rows are of `by_severity`.
+        column: What is drawn.
+    """
+    rows = pd.concat([pd.DataFrame(), *(method.rows for method in methods)])
+    if rows.empty:
+        return []
     panels: list[Panel] = []
-    for kind in shift_kinds(study, frame):
-        severities = dict.fromkeys((UNSHIFTED, *severities_of(frame, kind)))
-        places = [
-            Place(
-                x=severity,
-                label=str(severity),
-                select=partial(at_severity, study, kind=kind, severity=severity),
-            )
-            for severity in severities
+    for kind, severities in rows.groupby(SHIFT, sort=False)[SEVERITY]:
+        of_kind = [
+            replace(method, rows=rows_at(method.rows, {SHIFT: str(kind)})) for method in methods
         ]
-        panels += _panel(kind, methods, places, column)
+        labels = map(label_text, sorted(set(severities)))
+        panels += _panel(str(kind), of_kind, _by_name(labels), place_column=SEVERITY, column=column)
     return panels
 
 
 def _severity_or_place_panels(
-    study: StudyResults, frame: pd.DataFrame, methods: Sequence[Method], column: str
+    study: StudyResults, frame: pd.DataFrame, *, lines: str, words: Mapping[str, str], column: str
 ) -> tuple[Panel, ...]:
-    """Draw a column by severity, or at each site where there is no shift."""
-    panels = _severity_panels(study, frame, methods, column)
+    """Draw a column by severity, or at each site where there is no shift.
+
+    Args:
+        study: The study.
+        frame: A table.
+        lines: The column whose labels are the lines.
+        words: Label -> what the legend calls it.
+        column: What is drawn.
+    """
+    shifted = by_severity(study, frame)
+    panels = _severity_panels(_named_methods(lines, words, shifted), column)
     if panels:
         return tuple(panels)
     sites = [
         site for site in dict.fromkeys(frame.get("site", ())) if not str(site).startswith(POOLED)
     ]
+    methods = _named_methods(lines, words, frame)
     for first in range(0, len(sites), MOST_PLACES):
-        places = _labelled("site", sites[first : first + MOST_PLACES])
-        panels += _panel("each site", methods, places, column, joined=False)
+        places = _by_name(sites[first : first + MOST_PLACES])
+        panels += _panel(
+            "each site", methods, places, place_column="site", column=column, joined=False
+        )
     return tuple(panels)
 
 
 def _shift_detection_figure(study: StudyResults) -> PanelFigure:
     """Draw how well uncertainty tells a place's records from those of the training sites."""
     frame = study.shift_detection
-    methods = _named_methods("measure", MEASURES, frame)
     bounds = ""
     if {"low", "high"} <= set(frame.columns):
         # What sums leave open of the order of records.
@@ -366,8 +354,9 @@ def _shift_detection_figure(study: StudyResults) -> PanelFigure:
         name="shift-detection",
         title="Does uncertainty notice another site?",
         subtitle=f"AUROC against training sites' records; .5 is chance{bounds}",
-        quantity="AUROC",
-        panels=_severity_or_place_panels(study, frame, methods, "auroc"),
+        panels=_severity_or_place_panels(
+            study, frame, lines="measure", words=MEASURES, column="auroc"
+        ),
         level=0.5,
         grey="chance",
     )
@@ -381,16 +370,15 @@ def _conformal_figures(study: StudyResults) -> Iterator[PanelFigure]:
     level = float(frame["level"].mode().iloc[0])
     frame = frame[(frame["level"] == level) & (frame[PREDICTOR] == study.main_predictor())]
     words = {name: WEIGHTS.get(name, name) for name in dict.fromkeys(frame["weights"])}
-    methods = _named_methods("weights", words, frame)
     sets = f"{100 * level:g}% prediction sets"
     yield PanelFigure(
         name="conformal-coverage",
         title=f"Coverage of {sets}",
         subtitle="% of records whose set holds their label",
-        quantity="Coverage, %",
-        panels=_severity_or_place_panels(study, frame, methods, "coverage"),
+        panels=_severity_or_place_panels(
+            study, frame, lines="weights", words=words, column="coverage"
+        ),
         scale=100.0,
-        places=1,
         level=level,
         grey="promised",
     )
@@ -398,8 +386,6 @@ def _conformal_figures(study: StudyResults) -> Iterator[PanelFigure]:
         name="conformal-size",
         title=f"Size of {sets}",
         subtitle="mean number of classes in a set",
-        quantity="Classes in a set",
-        panels=_severity_or_place_panels(study, frame, methods, "size"),
-        places=2,
+        panels=_severity_or_place_panels(study, frame, lines="weights", words=words, column="size"),
         from_zero=True,
     )

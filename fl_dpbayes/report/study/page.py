@@ -1,6 +1,5 @@
 """The report of a study: one page that needs no other file, no script and no network."""
 
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -12,17 +11,8 @@ from fl_dpbayes.report.study.figures import study_figures
 from fl_dpbayes.report.study.panels import PanelFigure, draw_panels
 from fl_dpbayes.report.study.quantities import place_words
 from fl_dpbayes.report.study.results import label_text, read_study
-from fl_dpbayes.report.study.tables import figure_table, study_tables
+from fl_dpbayes.report.study.tables import study_tables
 from fl_dpbayes.report.template import STUDY
-
-
-@dataclass(frozen=True)
-class DrawnSection:
-    """A section of the page: its heading, a note below it, and figures."""
-
-    heading: str
-    note: str
-    figures: list[DrawnFigure]
 
 
 def write_study_report(folder: Path) -> Path:
@@ -33,11 +23,8 @@ def write_study_report(folder: Path) -> Path:
             to.
     """
     study = read_study(folder)
-    sections = [
-        DrawnSection(section.heading, section.note, _draw(section.figures))
-        for section in study_figures(study)
-    ]
-    save_figures(folder, [figure for section in sections for figure in section.figures])
+    sections = [(section, _draw(section.figures)) for section in study_figures(study)]
+    save_figures(folder, [figure for _, figures in sections for figure in figures])
     return write_page(
         folder,
         STUDY,
@@ -65,7 +52,7 @@ def _draw(figures: list[PanelFigure]) -> list[DrawnFigure]:
         drawn_figure(
             name=content.name,
             description=f"{content.title}; {content.subtitle}.",
-            table=figure_table(content),
+            table=None,
             draw=partial(draw_panels, content),
         )
         for content in figures

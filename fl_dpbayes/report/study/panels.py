@@ -1,7 +1,7 @@
 """Small multiples: panels of lines and points with intervals."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from matplotlib.axes import Axes
@@ -27,34 +27,19 @@ LINE_SPREAD = 0.11
 
 
 @dataclass(frozen=True)
-class Mark:
-    """A point of a line.
-
-    Attributes:
-        x: Its place on the horizontal axis.
-        where: The place in words.
-        value: What is drawn.
-    """
-
-    x: float
-    where: str
-    value: Estimate
-
-
-@dataclass(frozen=True)
 class Line:
     """One method in one panel.
 
     Attributes:
         method: The key of its colour and marker.
         words: Its name in the legend.
-        marks: Its points.
+        values: Place -> what is drawn there.
         joined: Whether a line goes through them.
     """
 
     method: str
     words: str
-    marks: tuple[Mark, ...]
+    values: Mapping[str, Estimate]
     joined: bool = True
 
 
@@ -65,12 +50,12 @@ class Panel:
     Attributes:
         title: Stands above it.
         lines: What is drawn.
-        ticks: Names of the places 0, 1, ... on the horizontal axis.
+        places: Names on the horizontal axis, from left to right.
     """
 
     title: str
     lines: tuple[Line, ...]
-    ticks: tuple[str, ...]
+    places: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -81,10 +66,8 @@ class PanelFigure:
         name: Stem of its file.
         title: What is drawn.
         subtitle: Unit, and how to read it.
-        quantity: Heads the values in the table.
         panels: From left to right, row by row.
-        scale: What values are multiplied by as they are drawn and listed.
-        places: Decimal places in the table.
+        scale: What values are multiplied by as they are drawn.
         from_zero: Whether the vertical axis begins at 0.
         level: A value drawn as a grey line.
         grey: What the legend calls grey lines.
@@ -94,10 +77,8 @@ class PanelFigure:
     name: str
     title: str
     subtitle: str
-    quantity: str
     panels: tuple[Panel, ...]
     scale: float = 1.0
-    places: int = 3
     from_zero: bool = False
     level: float | None = None
     grey: str = ""
@@ -107,7 +88,7 @@ class PanelFigure:
 def draw_panels(content: PanelFigure) -> Figure:
     """Draw small multiples, two or three in a row, so that they can be read on a telephone.
 
-    Panels beyond `MOST_PANELS` are in the table only.
+    Panels beyond `MOST_PANELS` are left out.
     """
     if content.heat:
         return _draw_map(content)
@@ -138,30 +119,25 @@ def draw_panels(content: PanelFigure) -> Figure:
 
 def _draw_map(content: PanelFigure) -> Figure:
     values = {
-        (panel.title, mark.where): content.scale * mark.value.mean
+        (panel.title, place): content.scale * value.mean
         for panel in content.panels
-        for mark in _marks([panel])
+        for line in panel.lines
+        for place, value in line.values.items()
     }
     return heat_figure(values, content.title, content.subtitle)
 
 
-def _marks(panels: Sequence[Panel]) -> Iterator[Mark]:
-    for panel in panels:
-        for line in panel.lines:
-            yield from line.marks
-
-
 def _row_inches(panels: Sequence[Panel], columns: int) -> float:
     """Return the height of a row of panels, with room for tilted names of places."""
-    tilted = [tick for panel in panels if _tilted(panel, columns) for tick in panel.ticks]
+    tilted = [place for panel in panels if _tilted(panel, columns) for place in panel.places]
     longest = min(MOST_TICK_CHARACTERS, max(map(len, tilted), default=0))
     return (2.2 if columns == 1 else 1.55) + 0.036 * longest
 
 
 def _tilted(panel: Panel, columns: int) -> bool:
     """Say whether a panel's names of places do not fit side by side."""
-    space = TICK_CHARACTERS[columns - 1] / max(1, len(panel.ticks))
-    return any(min(MOST_TICK_CHARACTERS, len(tick)) > space for tick in panel.ticks)
+    space = TICK_CHARACTERS[columns - 1] / max(1, len(panel.places))
+    return any(min(MOST_TICK_CHARACTERS, len(place)) > space for place in panel.places)
 
 
 def _draw_panel(
@@ -183,10 +159,12 @@ def _draw_panel(
         position = methods.index(line.method) - (len(methods) - 1) / 2
         shift = spread * position * min(1.0, 5 / max(1, len(methods)))
         style = _style(line.method, methods)
-        _draw_line(axes, line, shift=shift, scale=content.scale, style=style)
-    axes.set_xlim(-0.5, len(panel.ticks) - 0.5)
+        xs = [panel.places.index(place) + shift for place in line.values]
+        _draw_line(axes, line, xs=xs, scale=content.scale, style=style)
+    axes.set_xlim(-0.5, len(panel.places) - 0.5)
     axes.set_xticks(
-        range(len(panel.ticks)), [look.short(tick, MOST_TICK_CHARACTERS) for tick in panel.ticks]
+        range(len(panel.places)),
+        [look.short(place, MOST_TICK_CHARACTERS) for place in panel.places],
     )
     if _tilted(panel, columns):
         axes.tick_params(axis="x", labelrotation=35, pad=1)
@@ -196,16 +174,15 @@ def _draw_panel(
 
 
 def _draw_line(
-    axes: Axes, line: Line, *, shift: float, scale: float, style: PredictorStyle
+    axes: Axes, line: Line, *, xs: Sequence[float], scale: float, style: PredictorStyle
 ) -> None:
-    xs = [mark.x + shift for mark in line.marks]
-    for x, mark in zip(xs, line.marks, strict=True):
-        if mark.value.ends is not None:
-            ends = [scale * end for end in mark.value.ends]
+    for x, value in zip(xs, line.values.values(), strict=True):
+        if value.ends is not None:
+            ends = [scale * end for end in value.ends]
             axes.plot([x, x], ends, color=style.colour, linewidth=0.9)
     axes.plot(
         xs,
-        [scale * mark.value.mean for mark in line.marks],
+        [scale * value.mean for value in line.values.values()],
         color=style.colour,
         zorder=3,
         label=look.short(line.words, MOST_ENTRY_CHARACTERS),
@@ -221,7 +198,8 @@ def _limits(content: PanelFigure, panels: Sequence[Panel]) -> tuple[float, float
 
     An interval may be cut off where it is very wide.
     """
-    values = [mark.value for mark in _marks(panels)]
+    lines = [line for panel in panels for line in panel.lines]
+    values = [value for line in lines for value in line.values.values()]
     means = [value.mean for value in values]
     if content.level is not None:
         means.append(content.level)

@@ -1,7 +1,6 @@
 """The tables of a study's page."""
 
-from collections.abc import Collection, Sequence
-from itertools import product
+from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
@@ -16,13 +15,14 @@ from fl_dpbayes.report.numbers import (
 )
 from fl_dpbayes.report.page_tables import Cell, Cells, PageTable, page_table
 from fl_dpbayes.report.study.comparisons import (
+    BASELINE,
     BesideBaseline,
     beside_baseline,
     differences,
     estimate,
+    groups,
     setting_words,
 )
-from fl_dpbayes.report.study.panels import PanelFigure
 from fl_dpbayes.report.study.quantities import Quantity, axis_name, quantity
 from fl_dpbayes.report.study.results import (
     PREDICTOR,
@@ -30,7 +30,6 @@ from fl_dpbayes.report.study.results import (
     FailedCell,
     StudyResults,
     label_text,
-    rows_at,
 )
 
 MOST_ROWS = 2_000
@@ -42,8 +41,7 @@ def study_tables(study: StudyResults) -> dict[str, PageTable]:
     failed = [(_cell_words(cell), cell.error) for cell in study.record.failed]
     return {
         "failures": page_table(("Cell", "Error"), rows=failed[:MOST_ROWS], text_columns=range(2)),
-        "spent": privacy_table(study, [axis for axis in study.axes if axis == EPSILON_ASKED]),
-        "privacy": privacy_table(study, study.axes),
+        "spent": privacy_table(study),
         "beside": baseline_table(study),
         "paper": paper_table(study),
         "differences": differences_table(study),
@@ -55,37 +53,15 @@ def _cell_words(cell: FailedCell) -> str:
     return ", ".join(f"{axis} {label_text(label)}" for axis, label in cell.labels.items())
 
 
-def figure_table(figure: PanelFigure) -> PageTable:
-    """List the numbers of a figure: each mean, its interval, and what it goes over."""
-
-    def write(value: float | None) -> str:
-        return decimal(None if value is None else figure.scale * value, figure.places)
-
-    rows = []
-    for panel in figure.panels:
-        for line in panel.lines:
-            for mark in line.marks:
-                rows.append(
-                    (
-                        panel.title,
-                        mark.where,
-                        line.words,
-                        write(mark.value.mean),
-                        interval(mark.value.ends, write),
-                        str(mark.value.seeds),
-                        str(mark.value.settings),
-                    )
-                )
-    columns = ("Panel", "At", "Line", figure.quantity, "95% interval", "Seeds", "Settings")
-    return page_table(columns, rows=rows[:MOST_ROWS], text_columns=range(3))
-
-
 def differences_table(study: StudyResults) -> PageTable:
     """List the paired differences of all metrics over all settings, or at each kept apart."""
     by_setting = bool(study.baseline)
     rows = []
     for measured in map(quantity, study.record.metrics):
         for difference in differences(study, measured.key):
+            if difference.axis == BASELINE:
+                # The table beside the baseline has them.
+                continue
             method = study.words(difference.axis, difference.method)
             baseline = study.words(difference.axis, difference.baseline)
             setting = (difference.setting,) if by_setting else ()
@@ -143,18 +119,16 @@ def settings_table(study: StudyResults, metrics: Sequence[str]) -> PageTable:
     axes = study.axes
     quantities = [quantity(metric) for metric in metrics if metric in frame.columns]
     rows: list[Cells] = []
-    for labels in product(*axes.values()):
-        setting_rows = rows_at(frame, dict(zip(axes, labels, strict=True)))
-        for predictor in study.predictors(setting_rows):
-            predictor_rows = setting_rows[setting_rows[PREDICTOR] == predictor]
-            rows.append(
-                (
-                    *labels,
-                    study.words(PREDICTOR, predictor),
-                    *(_estimate_cell(predictor_rows, measured) for measured in quantities),
-                    str(predictor_rows[SEED].nunique()),
-                )
+    for labels, of_setting in groups(study, frame, [*axes, PREDICTOR]) if len(frame) else ():
+        *setting, predictor = labels.values()
+        rows.append(
+            (
+                *setting,
+                study.words(PREDICTOR, predictor),
+                *(_estimate_cell(of_setting, measured) for measured in quantities),
+                str(of_setting[SEED].nunique()),
             )
+        )
     columns = (
         *map(axis_name, axes),
         "Predictor",
@@ -214,13 +188,8 @@ def paper_table(study: StudyResults) -> PageTable:
     return page_table(columns, rows=rows, text_columns=range(len(study.axes) + 3))
 
 
-def privacy_table(study: StudyResults, axes: Collection[str]) -> PageTable:
-    """List the epsilon asked and the largest that any site of any run spent, rounded up.
-
-    Args:
-        study: The study.
-        axes: Those whose settings are told apart.
-    """
+def privacy_table(study: StudyResults) -> PageTable:
+    """List each epsilon asked and the largest that any site of any run spent, rounded up."""
     if study.results.empty or "epsilon" not in study.results.columns:
         return page_table(("Setting",), rows=[])
     cells = study.results.drop_duplicates("cell")
@@ -228,26 +197,21 @@ def privacy_table(study: StudyResults, axes: Collection[str]) -> PageTable:
     delta = privacy.get("delta")
     delta_text = probability(float(delta)) if isinstance(delta, int | float) else UNDEFINED
     rows = []
-    for labels in product(*(study.axes[axis] for axis in axes)):
-        setting = dict(zip(axes, labels, strict=True))
-        setting_cells = rows_at(cells, setting)
-        if setting_cells.empty:
-            continue
-        epsilon_asked = setting.pop(EPSILON_ASKED, privacy.get("epsilon"))
+    axes = [axis for axis in study.axes if axis == EPSILON_ASKED]
+    for labels, asked_cells in groups(study, cells, axes):
+        asked = labels.get(EPSILON_ASKED, str(privacy.get("epsilon")))
         seconds = UNDEFINED
-        if "seconds" in setting_cells.columns:
-            seconds = f"{setting_cells['seconds'].mean():.0f}"
+        if "seconds" in asked_cells.columns:
+            seconds = f"{asked_cells['seconds'].mean():.0f}"
         rows.append(
             (
-                *setting.values(),
-                significant(float(pd.to_numeric(str(epsilon_asked), errors="coerce"))),
+                significant(float(pd.to_numeric(asked, errors="coerce"))),
                 # A run whose largest epsilon is not known must not look cheap.
-                rounded_up(float(setting_cells["epsilon"].max(skipna=False))),
+                rounded_up(float(asked_cells["epsilon"].max(skipna=False))),
                 delta_text,
                 seconds,
-                str(len(setting_cells)),
+                str(len(asked_cells)),
             )
         )
-    names = [axis_name(axis) for axis in axes if axis != EPSILON_ASKED]
-    columns = (*names, "ε asked", "Largest ε of a site", "δ", "Seconds of a cell", "Cells")
-    return page_table(columns, rows=rows[:MOST_ROWS], text_columns=range(len(names)))
+    columns = ("ε asked", "Largest ε of a site", "δ", "Seconds of a cell", "Cells")
+    return page_table(columns, rows=rows)
