@@ -53,7 +53,6 @@ from fl_dpbayes.study.table import (
 from fl_dpbayes.version import __version__
 
 STUDY_FILE = "study.toml"
-# As `sha256sum study.toml` prints it.
 RECORD_FILE = "study.json"
 # What is no federation, or needs an attacker's code: scripts of the source tree, which the package
 # does not hold.
