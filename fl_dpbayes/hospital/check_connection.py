@@ -50,6 +50,7 @@ REMEDIES = {
     "TLS": "is the port right? does a firewall in between allow no TLS?",
     "server": "is superlink's port that of the server, or of its proxy?",
 }
+MAKE_KEYS = "make one:  fl-dpbayes site keys SITE_FILE"
 Key = ec.EllipticCurvePrivateKey
 
 
@@ -68,21 +69,45 @@ class ServerAnswer:
     body: bytes
 
 
-def connection_findings(site_file: SiteFile) -> Iterator[Finding]:
+def secret_findings(path: Path, site_file: SiteFile) -> Iterator[Finding]:
+    """Look at the files of a connection, which others on this machine may not read.
+
+    Args:
+        path: The site file.
+        site_file: What it says.
+
+    Yields:
+        What the CA's certificate, the node's key and the secret of its two processes are like.
+    """
+    connection = site_file.connection
+    if connection is None:
+        return
+    if not connection.ca.is_file():
+        yield failed("CA file", f"{connection.ca} does not exist", REMEDIES["CA file"])
+    yield _read_private_key(connection.key)[1]
+    if not connection.secret.is_file():
+        yield failed("secret", f"{connection.secret} does not exist", MAKE_KEYS)
+    elif connection.secret.stat().st_mode & 0o007:
+        yield _readable("secret", connection.secret, "640")
+
+
+def connection_findings(path: Path, site_file: SiteFile) -> Iterator[Finding]:
     """Try each step of the way to the server, up to the first that fails.
 
     Args:
-        site_file: Of the site.
+        path: The site file.
+        site_file: What it says.
 
     Yields:
-        What each step is like; key and CA are looked at in any case.
+        What each step is like.
     """
     connection = site_file.connection
     if connection is None:
         yield skipped("connection", "the site file has no table [connection]")
         return
-    key, key_finding = _read_private_key(connection.key)
-    yield key_finding
+    if not connection.ca.is_file():
+        return
+    key, _ = _read_private_key(connection.key)
     host, port = connection.superlink.rsplit(":", 1)
     if "https" in getproxies() and not proxy_bypass(host):
         yield warned(
@@ -150,8 +175,7 @@ def _failure_text(step: str, connection: Connection, error: Exception) -> str:
     host, port = connection.superlink.rsplit(":", 1)
     match step:
         case "CA file":
-            fault = "is no certificate" if connection.ca.is_file() else "does not exist"
-            return f"{connection.ca} {fault}"
+            return f"{connection.ca} is no certificate"
         case "name":
             return f"{host!r} is not known to DNS here"
         case "port":
@@ -166,7 +190,6 @@ def _failure_text(step: str, connection: Connection, error: Exception) -> str:
 
 def _read_private_key(path: Path) -> tuple[Key | None, Finding]:
     """Read the node's key, if this user may and Flower can use it."""
-    remedy = "make one:  fl-dpbayes site keys SITE_FILE"
     try:
         key = load_ssh_private_key(path.read_bytes(), None)
     except PermissionError:
@@ -181,14 +204,18 @@ def _read_private_key(path: Path) -> tuple[Key | None, Finding]:
             if path.is_file()
             else "does not exist"
         )
-        return None, failed("key", f"{path} {fault}", remedy)
+        return None, failed("key", f"{path} {fault}", MAKE_KEYS)
     if path.stat().st_mode & 0o077:
-        return None, failed("key", f"others on this machine may read {path}", f"chmod 600 {path}")
+        return None, _readable("key", path, "600")
     if not isinstance(key, Key):
         return None, failed(
-            "key", f"{path} is no key of an elliptic curve, which Flower needs", remedy
+            "key", f"{path} is no key of an elliptic curve, which Flower needs", MAKE_KEYS
         )
     return key, passed("key", f"{path}")
+
+
+def _readable(subject: str, path: Path, mode: str) -> Finding:
+    return failed(subject, f"{path} can be read by others than it may", f"chmod {mode} {path}")
 
 
 def _server_findings(server: HTTPSConnection, key: Key | None) -> Iterator[Finding]:

@@ -15,6 +15,7 @@ from fl_dpbayes.data import create_ledger as make_ledger
 from fl_dpbayes.data import delta_problem, ledger_place, load_site, with_path
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.files import json_values
+from fl_dpbayes.hospital.findings import say
 from fl_dpbayes.privacy import (
     PARTS,
     RENEWED,
@@ -56,13 +57,12 @@ def create_ledger(site_file: Path, console: Console) -> None:
     if problem:
         raise UserError(problem)
     with _as_user_errors(settings), make_ledger(site, load_site(site)) as ledger:
-        console.print(
+        say(
+            console,
             f"made cohort {settings.cohort} in ledger {settings.path}, second place "
             f"{settings.witness}\n"
             f"{_budget_line(ledger.cohort)}\n"
             "Keep the two in different backups: a ledger that is put back alone is refused.",
-            markup=False,
-            soft_wrap=True,
         )
 
 
@@ -83,7 +83,7 @@ def repair_ledger(site_file: Path, console: Console) -> None:
         message = f"made second place {settings.witness} anew; the ledger keeps a note of it"
     else:
         message = "the second place is sound: nothing to repair"
-    console.print(message, markup=False, soft_wrap=True)
+    say(console, message)
 
 
 def restrict_ledger(
@@ -117,7 +117,7 @@ def restrict_ledger(
             if not holds:
                 raise
             raise LedgerError(f"{restriction}: it holds, but its second place: {error}") from error
-        console.print(restriction, markup=False, soft_wrap=True)
+        say(console, restriction)
 
 
 def show_ledger(site_file: Path, console: Console) -> None:
@@ -131,7 +131,7 @@ def show_ledger(site_file: Path, console: Console) -> None:
         UserError: If there is no ledger, or it cannot be read.
     """
     with ledger_of(site_file) as ledger:
-        console.print(_budget_line(ledger.cohort), markup=False)
+        say(console, _budget_line(ledger.cohort))
         _print_restrictions(ledger, console)
         parts = [ledger.spent(part) for part in PARTS]
         console.print(_spent_table(parts, console.width))
@@ -144,15 +144,12 @@ def _print_restrictions(ledger: Ledger, console: Console) -> None:
     """Print whether a cohort was lowered or closed, and when its second place was made anew."""
     state = ledger.state()
     if state.closed:
-        console.print("It is closed.")
+        say(console, "It is closed.")
     elif state.lowered < math.inf:
-        console.print(f"Lowered to epsilon {rounded_up(state.lowered)}.")
+        say(console, f"Lowered to epsilon {rounded_up(state.lowered)}.")
     for entry in ledger.entries():
         if entry.content["kind"] == RENEWED:
-            console.print(
-                f"The second place was made anew on {entry.content['time'][:19]} (UTC).",
-                markup=False,
-            )
+            say(console, f"The second place was made anew on {entry.content['time'][:19]} (UTC).")
 
 
 def _print_planned_cost(ledger: Ledger, spent: Spent, console: Console) -> None:
@@ -160,11 +157,11 @@ def _print_planned_cost(ledger: Ledger, spent: Spent, console: Console) -> None:
     planned = planned_epsilon(ledger.state(), spent.part)
     if planned is None:
         return
-    console.print(
+    say(
+        console,
         f"{spent.part}: epsilon {rounded_up(spent.epsilon)} holds for these {spent.steps} steps "
         "if where they end was fixed beforehand; if the server ends the run because of what it "
         f"saw, its whole plan's, {rounded_up(planned)}, does, or the budget.",
-        markup=False,
     )
 
 
@@ -181,37 +178,37 @@ def verify_ledger(site_file: Path, console: Console) -> int:
     Raises:
         UserError: If the site file names no ledger.
     """
-    problems, entry_count = ledger_problems(site_file)
+    problems = ledger_problems(site_file)
     if problems:
-        console.print("\n".join(problems), markup=False, soft_wrap=True)
+        say(console, "\n".join(problems))
         return 1
-    console.print(
+    with ledger_of(site_file) as ledger:
+        entry_count = len(ledger.entries())
+    say(
+        console,
         f"The ledger is sound: {count(entry_count)} entries, each bound to the one before; budget "
         "kept. (That no newer copy of both places exists shows only in a head that a server saw.)",
-        markup=False,
-        soft_wrap=True,
     )
     return 0
 
 
-def ledger_problems(site_file: Path) -> tuple[list[str], int]:
+def ledger_problems(site_file: Path) -> list[str]:
     """Check a site's ledger.
 
     Args:
         site_file: Names the ledger.
 
     Returns:
-        What is wrong, and the number of entries of a ledger that is sound.
+        What is wrong, a line of text each.
 
     Raises:
         UserError: If the site file names no ledger.
     """
     try:
         with ledger_of(site_file) as ledger:
-            problems = ledger.verify()
-            return problems, 0 if problems else len(ledger.entries())
+            return ledger.verify()
     except UnusableLedgerError as error:
-        return [str(error)], 0
+        return [str(error)]
 
 
 def export_ledger(site_file: Path) -> dict[str, Any]:
