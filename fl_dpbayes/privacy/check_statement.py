@@ -5,8 +5,7 @@ Its epsilon and mu are computed again from its history.
 
 import math
 from bisect import bisect_left, bisect_right
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -39,13 +38,6 @@ MU_TOLERANCE = 1e-6
 MOST_KINDS = 64
 MOST_RATES = 4
 MOST_WORK = 2**21
-
-
-class StepKind(NamedTuple):
-    """Steps of equal noise and sampling rate are of one kind."""
-
-    noise_multiplier: float
-    sampling_rate: float
 
 
 class EpsilonRange(NamedTuple):
@@ -164,13 +156,13 @@ def epsilon_bounds(history: History, delta: float, adjacency: Adjacency) -> Epsi
     kinds = _subsampled_kinds(history)
     unsampled = _unsampled_release(history)
     if len(kinds) <= MOST_KINDS:
-        epsilon = _affordable_epsilon((*_events_of(kinds), *unsampled), delta, adjacency)
+        epsilon = _affordable_epsilon((*kinds, *unsampled), delta, adjacency)
         if epsilon is not None:
             return EpsilonRange(epsilon, epsilon)
     # All in one kind transform one grid, which is never too much.
     for most_kinds in (MOST_KINDS // 2, 1):
-        cheaper = _events_of(_shared_kinds(kinds, most_kinds, cheaper=True))
-        dearer = _events_of(_shared_kinds(kinds, most_kinds, cheaper=False))
+        cheaper = _shared_kinds(kinds, most_kinds, cheaper=True)
+        dearer = _shared_kinds(kinds, most_kinds, cheaper=False)
         least = _affordable_epsilon((*cheaper, *unsampled), delta, adjacency)
         most = _affordable_epsilon((*dearer, *unsampled), delta, adjacency)
         if least is not None and most is not None:
@@ -345,16 +337,15 @@ def _with_few_kinds(history: History) -> History:
     if len(kinds) <= MOST_KINDS:
         return history
     unsampled = tuple(event for event in history if event.sampling_rate == 1)
-    return *unsampled, *_events_of(_shared_kinds(kinds, MOST_KINDS, cheaper=False))
+    return *unsampled, *_shared_kinds(kinds, MOST_KINDS, cheaper=False)
 
 
-def _subsampled_kinds(history: History) -> dict[StepKind, int]:
-    """Count the steps of each kind with subsampling."""
-    kinds: dict[StepKind, int] = Counter()
-    for event in history:
-        if event.sampling_rate < 1:
-            kinds[StepKind(event.noise_multiplier, event.sampling_rate)] += event.steps
-    return kinds
+def _subsampled_kinds(history: Iterable[GaussianEvent]) -> History:
+    """Join the steps with subsampling that are of one kind: of equal noise and sampling rate."""
+    subsampled = (event for event in history if event.sampling_rate < 1)
+    return joined(
+        sorted(subsampled, key=lambda event: (event.noise_multiplier, event.sampling_rate))
+    )
 
 
 def _unsampled_release(history: History) -> History:
@@ -365,9 +356,7 @@ def _unsampled_release(history: History) -> History:
     return levels_of(events)
 
 
-def _shared_kinds(
-    kinds: dict[StepKind, int], most_kinds: int, *, cheaper: bool
-) -> dict[StepKind, int]:
+def _shared_kinds(kinds: History, most_kinds: int, *, cheaper: bool) -> History:
     """Let steps share at most so many kinds, which cost less than theirs, or else more.
 
     Cheaper is more noise at a lower rate.
@@ -378,10 +367,10 @@ def _shared_kinds(
     sigmas = _rounded(
         [kind.noise_multiplier for kind in kinds], most_kinds // len(set(rates)), up=cheaper
     )
-    shared: dict[StepKind, int] = Counter()
-    for sigma, rate, steps in zip(sigmas, rates, kinds.values(), strict=True):
-        shared[StepKind(sigma, rate)] += steps
-    return shared
+    return _subsampled_kinds(
+        GaussianEvent(sigma, rate, kind.steps)
+        for sigma, rate, kind in zip(sigmas, rates, kinds, strict=True)
+    )
 
 
 def _rounded(values: list[float], most: int, *, up: bool) -> list[float]:
@@ -395,13 +384,6 @@ def _rounded(values: list[float], most: int, *, up: bool) -> list[float]:
         return [edges[bisect_left(edges, value)] for value in values]
     edges = distinct[::stride]
     return [edges[bisect_right(edges, value) - 1] for value in values]
-
-
-def _events_of(kinds: dict[StepKind, int]) -> History:
-    return tuple(
-        GaussianEvent(kind.noise_multiplier, kind.sampling_rate, steps)
-        for kind, steps in sorted(kinds.items())
-    )
 
 
 # Sites of equal noise and rate share an account.

@@ -227,6 +227,10 @@ class LedgerState:
         budget = self.budget()
         return replace(budget, epsilon=min(budget.epsilon, self.lowered))
 
+    def planned(self, part: Part, run: str, purpose: str) -> StoredPlan | None:
+        """Return a run's plan as its first request fixed it, so that its noise is solved once."""
+        return self.plans.get(PlanKey(part, run, purpose))
+
     def plan_of(self, reservation: Reservation) -> History:
         """Return the events of the whole run that a reservation belongs to."""
         return self.plans[reservation.plan_key].history
