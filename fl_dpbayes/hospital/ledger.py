@@ -27,9 +27,10 @@ from fl_dpbayes.privacy import (
     repair_witness,
     write_history,
 )
+from fl_dpbayes.protocol import EpsilonMethod
 from fl_dpbayes.report import count, page_table, printed_table, rounded_up
 
-METHODS = {
+METHODS: dict[EpsilonMethod, str] = {
     "pld": "privacy-loss distribution of one fixed schedule",
     "rdp filter": "Renyi filter across runs",
     "gdp filter": "Gaussian filter across runs",
