@@ -66,7 +66,11 @@ def provision(folder: Path, sites: Sequence[str], host: str, port: int, console:
         )
     write_certificates(coordinator, host)
     if is_whole:
-        say(console, f"renewed server.pem in {coordinator} for {SERVER_DAYS} days; all else stays")
+        say(
+            console,
+            f"renewed server.pem in {coordinator} for {SERVER_DAYS} days; all else stays",
+            wrapped=True,
+        )
         return
     _write_kits(folder, sites, host, port)
     say(

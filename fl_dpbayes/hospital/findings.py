@@ -65,6 +65,13 @@ def show(findings: Iterable[Finding], console: Console) -> int:
     return status
 
 
-def say(console: Console, text: str) -> None:
-    """Print a text as it is: nothing in it is markup, and its lines end where it says so."""
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
+def say(console: Console, text: str, *, wrapped: bool = False) -> None:
+    """Print a text as nothing but text.
+
+    Args:
+        console: Where it is printed.
+        text: In which nothing is markup.
+        wrapped: Whether lines are broken where the console ends; else they end where the text
+            says so, and paths and commands in it can be copied.
+    """
+    console.print(text, markup=False, highlight=False, soft_wrap=not wrapped)

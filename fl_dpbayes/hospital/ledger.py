@@ -132,7 +132,7 @@ def show_ledger(site_file: Path, console: Console) -> None:
         UserError: If there is no ledger, or it cannot be read.
     """
     with ledger_of(site_file) as ledger:
-        say(console, _budget_line(ledger.cohort))
+        say(console, _budget_line(ledger.cohort), wrapped=True)
         _print_restrictions(ledger, console)
         parts = [ledger.spent(part) for part in PARTS]
         console.print(_spent_table(parts, console.width))
@@ -163,6 +163,7 @@ def _print_planned_cost(ledger: Ledger, spent: Spent, console: Console) -> None:
         f"{spent.part}: epsilon {rounded_up(spent.epsilon)} holds for these {spent.steps} steps "
         "if where they end was fixed beforehand; if the server ends the run because of what it "
         f"saw, its whole plan's, {rounded_up(planned)}, does, or the budget.",
+        wrapped=True,
     )
 
 

@@ -26,6 +26,8 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 import tomli_w
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from fl_dpbayes.config import Connection
 from fl_dpbayes.engine.flower_command import APP_PROJECT, ENVIRONMENT
@@ -56,9 +58,6 @@ class Gate:
     """
 
     def __init__(self, decide: Decide) -> None:
-        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-        from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-
         self.decide = decide
         self.checked_bundles: list[str] = []
         self._key = Ed25519PrivateKey.generate()

@@ -142,12 +142,14 @@ def _print_spend(site_file: Path, month: str, console: Console) -> None:
                 f"{part}: {counted(spent_after.steps - steps_before, 'step')}; "
                 f"epsilon {rounded_up(epsilon_before)} before, {rounded_up(spent_after.epsilon)} "
                 f"after, of {rounded_up(budget)}",
+                wrapped=True,
             )
     evaluations = len(after.evaluations)
     closed = "; the cohort is closed" if after.closed else ""
     say(
         console,
         f"evaluations: {evaluations - len(before.evaluations)}, {evaluations} in all{closed}",
+        wrapped=True,
     )
 
 

@@ -6,18 +6,16 @@ Its epsilon and mu are computed again from its history.
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
-
-import numpy as np
-import numpy.typing as npt
 
 from fl_dpbayes.config import Adjacency
 from fl_dpbayes.privacy.account import SMALL_DELTA
 from fl_dpbayes.privacy.events import (
     GaussianEvent,
     History,
+    covers,
     has_noise,
     joined,
     levels_of,
@@ -45,14 +43,6 @@ class EpsilonRange(NamedTuple):
 
     least: float
     most: float
-
-
-@dataclass(frozen=True)
-class _SortedSteps:
-    """Noise multipliers in rising order, and how many steps have each one or a smaller one."""
-
-    noise_multipliers: npt.NDArray[np.float64]
-    counts: npt.NDArray[np.int64]
 
 
 def reply_metrics(reply: TrainReply, stretch: PlannedStretch) -> dict[str, int | float]:
@@ -231,29 +221,15 @@ def _continues(history: History, earlier: History) -> bool:
 
 
 def _covers(history: History, needed: History) -> bool:
-    """Say whether each needed step has a partner of the same rate in the history, hardly noisier.
-
-    The sets of partners are nested, so counting decides.
-    """
-    for rate in {event.sampling_rate for event in needed}:
-        wanted = _sorted_steps(needed, rate)
-        present = _sorted_steps(history, rate)
-        hardly_more = wanted.noise_multipliers * (1 + NOISE_TOLERANCE)
-        positions = np.searchsorted(present.noise_multipliers, hardly_more, side="right")
-        partners = np.concatenate([[0], present.counts])[positions]
-        if (partners < wanted.counts).any():
-            return False
-    return True
-
-
-def _sorted_steps(history: History, rate: float) -> _SortedSteps:
-    events = sorted(
-        (event.noise_multiplier, event.steps) for event in history if event.sampling_rate == rate
+    """Say whether each needed step has a hardly noisier partner of its rate in the history."""
+    return all(
+        covers(_at_rate(history, rate), _at_rate(needed, rate), NOISE_TOLERANCE)
+        for rate in {event.sampling_rate for event in needed}
     )
-    return _SortedSteps(
-        noise_multipliers=np.array([sigma for sigma, _ in events]),
-        counts=np.cumsum([steps for _, steps in events], dtype=np.int64),
-    )
+
+
+def _at_rate(history: History, rate: float) -> History:
+    return tuple(event for event in history if event.sampling_rate == rate)
 
 
 def _states_mu_of(statement: PrivacyStatement, history: History) -> bool:

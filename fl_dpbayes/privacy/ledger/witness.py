@@ -134,9 +134,12 @@ def read_witness(place: LedgerPlace) -> WitnessRecord:
         "there away and run  "
         "fl-dpbayes site ledger repair SITE_FILE  (docs/ledger.md says what that gives up)"
     )
+    record = None
     try:
-        with place.witness.open("rb") as file:
-            record = _parse_record(file.read(MOST_BYTES))
+        # Whoever opens a pipe waits for its other end.
+        if not place.witness.is_fifo():
+            with place.witness.open("rb") as file:
+                record = _parse_record(file.read(MOST_BYTES))
     except FileNotFoundError:
         raise LedgerError(
             f"the second place {place.witness} of ledger {place.path} does not exist: {remedy}"

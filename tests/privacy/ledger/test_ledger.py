@@ -420,6 +420,14 @@ def test_second_place_that_is_lost_or_unreadable_stops_the_ledger_until_it_is_re
         assert isinstance(ledger.reserve(spending(2)), Reserved)
 
 
+def test_pipe_in_place_of_the_second_place_is_unreadable_and_nobody_waits_for_it(path):
+    open_ledger(path, COHORT).close()
+    place_of(path).witness.unlink()
+    os.mkfifo(place_of(path).witness)
+    with pytest.raises(LedgerError, match="is unreadable: put it back"):
+        Ledger.open(place_of(path), COHORT)
+
+
 def test_crash_between_the_two_places_refuses_nothing_and_forgets_nothing(path, monkeypatch):
     with open_ledger(path, COHORT) as ledger, monkeypatch.context() as patch:
         first = ledger.reserve(spending(1))
