@@ -152,7 +152,7 @@ def _ledger_findings(path: Path, site_file: SiteFile) -> Iterator[Finding]:
         yield warned(
             "policy",
             f"every request is refused: {error}",
-            "is it meant? look at expires and stop_file",
+            "if that is not meant, change policy.expires in the site file, or remove the stop file",
         )
 
 

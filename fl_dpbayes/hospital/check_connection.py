@@ -264,7 +264,7 @@ def _registration_finding(server: HTTPSConnection, key: Key) -> Finding:
     return failed(
         "registration",
         f"the server does not accept the key ({answer.status})",
-        "look at clocks and versions",
+        "compare this machine's clock and its version of Flower with the server's",
     )
 
 

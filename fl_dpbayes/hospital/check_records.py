@@ -104,7 +104,7 @@ def _table_findings(table: pandas.DataFrame, source: Table, split: Split) -> Ite
         yield failed(
             "columns",
             f"the first line does not name {absent}",
-            "name columns as the coordinator does",
+            "give the columns the names that the coordinator's scenario has",
         )
         return
     repeated = [name for name in names if f"{name}.1" in table.columns]
@@ -160,7 +160,7 @@ def _label_findings(table: pandas.DataFrame, source: Table) -> Iterator[Finding]
             name=source.label,
             is_bad=labels.notna() & ~labels.isin(range(source.classes)),
             fault=f"a label that is no whole number from 0 to {source.classes - 1}",
-            remedy="recode it",
+            remedy="write each label as one of these numbers",
         )
     if table[source.label].nunique() == 1:
         yield failed(

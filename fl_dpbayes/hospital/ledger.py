@@ -1,7 +1,7 @@
 """What `fl-dpbayes site ledger` makes, shows, checks, repairs and exports."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -22,9 +22,11 @@ from fl_dpbayes.privacy import (
     Cohort,
     Ledger,
     LedgerError,
+    Reservation,
     Spent,
     planned_epsilon,
     repair_witness,
+    spent,
     write_history,
 )
 from fl_dpbayes.protocol import EpsilonMethod
@@ -132,39 +134,31 @@ def show_ledger(site_file: Path, console: Console) -> None:
         UserError: If there is no ledger, or it cannot be read.
     """
     with ledger_of(site_file) as ledger:
-        say(console, _budget_line(ledger.cohort), wrapped=True)
-        _print_restrictions(ledger, console)
-        parts = [ledger.spent(part) for part in PARTS]
-        console.print(_spent_table(parts, console.width))
-        for spent in parts:
-            _print_planned_cost(ledger, spent, console)
-        console.print(_reservation_table(ledger, console.width))
-
-
-def _print_restrictions(ledger: Ledger, console: Console) -> None:
-    """Print whether a cohort was lowered or closed, and when its second place was made anew."""
-    state = ledger.state()
+        cohort = ledger.cohort
+        state = ledger.state()
+        entries = ledger.entries()
+    say(console, _budget_line(cohort), wrapped=True)
     if state.closed:
         say(console, "It is closed.")
     elif state.lowered < math.inf:
         say(console, f"Lowered to epsilon {rounded_up(state.lowered)}.")
-    for entry in ledger.entries():
+    for entry in entries:
         if entry.content["kind"] == RENEWED:
             say(console, f"The second place was made anew on {entry.content['time'][:19]} (UTC).")
-
-
-def _print_planned_cost(ledger: Ledger, spent: Spent, console: Console) -> None:
-    """Print what a part's whole plan costs, where the server could end the run early."""
-    planned = planned_epsilon(ledger.state(), spent.part)
-    if planned is None:
-        return
-    say(
-        console,
-        f"{spent.part}: epsilon {rounded_up(spent.epsilon)} holds for these {spent.steps} steps "
-        "if where they end was fixed beforehand; if the server ends the run because of what it "
-        f"saw, its whole plan's, {rounded_up(planned)}, does, or the budget.",
-        wrapped=True,
-    )
+    parts = [spent(state, part) for part in PARTS]
+    console.print(_spent_table(parts, console.width))
+    for part in parts:
+        planned = planned_epsilon(state, part.part)
+        if planned is not None:
+            # The server could end the run early.
+            say(
+                console,
+                f"{part.part}: epsilon {rounded_up(part.epsilon)} holds for these {part.steps} "
+                "steps if where they end was fixed beforehand; if the server ends the run because "
+                f"of what it saw, its whole plan's, {rounded_up(planned)}, does, or the budget.",
+                wrapped=True,
+            )
+    console.print(_reservation_table(state.reservations.values(), console.width))
 
 
 def verify_ledger(site_file: Path, console: Console) -> int:
@@ -290,13 +284,13 @@ def _budget_line(cohort: Cohort) -> str:
 def _spent_table(parts: list[Spent], width: int) -> Table:
     rows = [
         (
-            spent.part,
-            count(spent.steps),
-            rounded_up(spent.epsilon),
-            METHODS[spent.method],
-            f"{rounded_up(spent.mu.mu)} ({spent.mu.kind})",
+            account.part,
+            count(account.steps),
+            rounded_up(account.epsilon),
+            METHODS[account.method],
+            f"{rounded_up(account.mu.mu)} ({account.mu.kind})",
         )
-        for spent in parts
+        for account in parts
     ]
     content = page_table(
         columns=("part", "steps", "epsilon", "by", "mu"), rows=rows, text_columns=(0, 3)
@@ -304,7 +298,7 @@ def _spent_table(parts: list[Spent], width: int) -> Table:
     return printed_table("Spent so far", content=content, width=width, expendable=("by",))
 
 
-def _reservation_table(ledger: Ledger, width: int) -> Table:
+def _reservation_table(reservations: Iterable[Reservation], width: int) -> Table:
     rows = [
         (
             row.time[:19].replace("T", " "),
@@ -316,7 +310,7 @@ def _reservation_table(ledger: Ledger, width: int) -> Table:
             count(row.steps),
             row.state,
         )
-        for row in ledger.rows()
+        for row in reservations
     ]
     content = page_table(
         columns=("time (UTC)", "part", "run", "round", "purpose", "first step", "steps", "state"),
@@ -331,13 +325,13 @@ def _reservation_table(ledger: Ledger, width: int) -> Table:
     )
 
 
-def _spent_values(spent: Spent) -> dict[str, Any]:
+def _spent_values(account: Spent) -> dict[str, Any]:
     return {
-        "part": spent.part,
-        "steps": spent.steps,
-        "epsilon": spent.epsilon,
-        "epsilon_method": spent.method,
-        "mu": spent.mu.mu,
-        "mu_kind": spent.mu.kind,
-        "history": write_history(spent.history),
+        "part": account.part,
+        "steps": account.steps,
+        "epsilon": account.epsilon,
+        "epsilon_method": account.method,
+        "mu": account.mu.mu,
+        "mu_kind": account.mu.kind,
+        "history": write_history(account.history),
     }
