@@ -92,7 +92,7 @@ def approve_digest(site_file: Path, digest: str, console: Console, confirm: Conf
         UserError: If nothing waits there, no site may run it, or it is not confirmed.
     """
     site = read_own_site_file(site_file)
-    item = _find_item(site_file, digest.lower())
+    item = _find_item(site_file, digest)
     text = item.text
     if item.kind == "bundles":
         code_heading = "it runs this code, as it is installed now:"
@@ -109,14 +109,15 @@ def approve_digest(site_file: Path, digest: str, console: Console, confirm: Conf
 def _find_item(site_file: Path, digest: str) -> WaitingItem:
     """Find what waits under a digest; the installed version's bundle need not wait."""
     bundle = own_bundle()
-    if hashlib.sha256(bundle).hexdigest() == digest:
-        return _waiting_bundle(digest, bundle)
+    bundle_digest = hashlib.sha256(bundle).hexdigest()
+    if bundle_digest == digest.lower():
+        return _waiting_bundle(bundle_digest, bundle)
     for kind, held_digest, path in held(site_file):
-        if held_digest == digest:
+        if held_digest == digest.lower():
             with suppress(OSError), path.open("rb") as file:
                 content = file.read(MOST_HELD_BYTES + 1)
                 waiting = _waiting_bundle if kind == "bundles" else _waiting_plan
-                return waiting(digest, content)
+                return waiting(held_digest, content)
     raise UserError(
         f"nothing readable waits under {digest}: `fl-dpbayes site approve {site_file}` "
         "lists what does"

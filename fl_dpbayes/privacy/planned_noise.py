@@ -182,29 +182,31 @@ def solve_noise(
             adjacency=plan.adjacency,
         )
 
-    def with_multiplier(noise_multiplier: float) -> SolvedNoise:
-        return with_noise(noise_multiplier, plan.temperature)
-
+    if not _is_solved(plan):
+        return with_noise(plan.noise_multiplier, plan.temperature)
+    if plan.coupling == "floor":
+        without_floor = with_noise(0.0, plan.temperature)
+        if without_floor.epsilon <= plan.epsilon:
+            return without_floor
     if plan.coupling in ("constant", "floor"):
-        if plan.noise_multiplier is not None:
-            return with_multiplier(plan.noise_multiplier)
-        if plan.coupling == "floor":
-            without_floor = with_multiplier(0.0)
-            if without_floor.epsilon <= plan.epsilon:
-                return without_floor
-        return _search_noise(plan, with_multiplier, np.ones(step_sizes.shape))
-    if plan.temperature is not None:
-        return with_noise(None, plan.temperature)
+        return _search_noise(
+            plan, lambda sigma: with_noise(sigma, plan.temperature), np.ones(step_sizes.shape)
+        )
     at_temperature_one = noise_multipliers(
         plan.coupling, step_sizes=step_sizes, scale=scale, temperature=1.0
     )
     least = float(at_temperature_one.min())
+    # sigma_t is proportional to sqrt(tau).
+    return _search_noise(
+        plan, lambda sigma: with_noise(None, (sigma / least) ** 2), at_temperature_one / least
+    )
 
-    def with_least_multiplier(noise_multiplier: float) -> SolvedNoise:
-        # sigma_t is proportional to sqrt(tau).
-        return with_noise(None, (noise_multiplier / least) ** 2)
 
-    return _search_noise(plan, with_least_multiplier, at_temperature_one / least)
+def _is_solved(plan: PrivacyPlan) -> bool:
+    """Say whether the plan leaves its coupling's free parameter to be solved."""
+    if plan.coupling in ("constant", "floor"):
+        return plan.noise_multiplier is None
+    return plan.temperature is None
 
 
 def solve_multiplier(
@@ -340,11 +342,9 @@ def planned_stretch(plan: TrainingPlan, units: int, first_step: int, steps: int)
 def _noise_at(plan: TrainingPlan, units: int) -> SolvedNoise:
     """Solve the noise of a plan; once for all sizes of a site where it does not depend on them."""
     privacy = plan.privacy
-    if isinstance(privacy, NoPrivacyPlan) or privacy.coupling == "floor":
-        return _solved_plan(plan, units)
-    is_constant = privacy.coupling == "constant"
-    parameter = privacy.noise_multiplier if is_constant else privacy.temperature
-    return _solved_plan(plan, 1 if parameter is None else units)
+    if isinstance(privacy, PrivacyPlan) and _is_solved(privacy) and privacy.coupling != "floor":
+        return _solved_plan(plan, 1)
+    return _solved_plan(plan, units)
 
 
 def _search_noise(

@@ -224,6 +224,11 @@ def test_node_does_not_start_with_a_key_that_others_read(site_file, name, mode) 
     )
 
 
+def test_node_does_not_start_with_a_key_that_is_none(site_file) -> None:
+    (site_file.parent / "node.key").write_text("no key")
+    refused("node.key is no private key .*site keys SITE_FILE", node.start_node, site_file)
+
+
 def test_keys_that_cannot_all_be_written_are_made_anew(site_file) -> None:
     key, public = (site_file.parent / name for name in ("node.key", "north.pub"))
     key.unlink()
