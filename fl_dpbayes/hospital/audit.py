@@ -94,10 +94,9 @@ def log_findings(site_file: Path) -> LogFindings:
     except OSError as error:
         raise UserError(f"the audit log of {site_file} cannot be read: {error.strerror}") from None
     findings = LogFindings(line_count=len(chain.lines))
-    findings.problems += chain.problems
-    findings.problems += [f"log of the node: {problem}" for problem in node_chain.problems]
-    findings.notes += chain.notes
-    findings.notes += [f"log of the node: {note}" for note in node_chain.notes]
+    for prefix, log in (("", chain), ("log of the node: ", node_chain)):
+        findings.problems += [f"{prefix}{problem}" for problem in log.problems]
+        findings.notes += [f"{prefix}{note}" for note in log.notes]
     settings = read_site_file(site_file).ledger
     if settings is not None:
         ledger_faults = ledger_problems(site_file)

@@ -234,9 +234,8 @@ def _at_rate(history: History, rate: float) -> History:
 
 def _states_mu_of(statement: PrivacyStatement, history: History) -> bool:
     mu = gdp_mu(history, statement.adjacency)
-    if statement.mu_kind != mu.kind or (statement.mu is None) != math.isinf(mu.mu):
-        return False
-    return math.isclose(mu.mu, _infinite_if_none(statement.mu), rel_tol=MU_TOLERANCE)
+    stated_mu = _infinite_if_none(statement.mu)
+    return statement.mu_kind == mu.kind and math.isclose(mu.mu, stated_mu, rel_tol=MU_TOLERANCE)
 
 
 def _range_of_single_run(
