@@ -13,7 +13,7 @@ from clients.own_site import card_of, site_file_of
 from clients.pay import Answer
 from clients.policy import check_code, check_installed_code, check_plan, check_size, check_standing
 from clients.received_request import ReceivedRequest, RequestT
-from fl_dpbayes.config import check_origin, installed_package
+from fl_dpbayes.config import SiteFile, check_origin, installed_package
 from fl_dpbayes.files import ASKED, Config
 from fl_dpbayes.files.audit_log import record
 from fl_dpbayes.models import noted_shapes, release_memory
@@ -31,14 +31,10 @@ from fl_dpbayes.protocol import (
 
 def show_card(message: Message, context: Context, noted: Noted) -> Message:
     """Say who the site is and in which role it takes part."""
-    site_file = site_file_of(message, context)
-    noted["site"] = site_file.name
-    check_standing(site_file)
-    site_file_path = own_site_file(context)
-    check_installed_code(site_file, site_file_path)
+    site_file = _open_site(message, context, noted)
     check_origin(clients)
     card = card_of(site_file)
-    if site_file_path:
+    if own_site_file(context):
         noted["released"] = _release(card, {})
     return reply_message(message, card, {})
 
@@ -80,15 +76,21 @@ def answer(
     return reply_to_server
 
 
+def _open_site(message: Message, context: Context, noted: Noted) -> SiteFile:
+    """Read the file of a site that answers at all, with the code that was approved there."""
+    site_file = site_file_of(message, context)
+    noted["site"] = site_file.name
+    check_standing(site_file)
+    check_installed_code(site_file, own_site_file(context))
+    return site_file
+
+
 def _receive(
     message: Message, context: Context, noted: Noted, request_type: type[RequestT]
 ) -> ReceivedRequest[RequestT]:
     """Read a request, check it against the site's policy, and tell it to the audit log."""
-    site_file = site_file_of(message, context)
+    site_file = _open_site(message, context, noted)
     site_file_path = own_site_file(context)
-    noted["site"] = site_file.name
-    check_standing(site_file)
-    check_installed_code(site_file, site_file_path)
     torch.set_num_threads(site_file.threads)
     request = read_request(message, request_type)
     digest = request_digest(request)

@@ -22,7 +22,6 @@ from fl_dpbayes.privacy import (
     Reserved,
     Spending,
     StoredReply,
-    write_history,
 )
 from fl_dpbayes.protocol import (
     EvaluateRequest,
@@ -162,7 +161,7 @@ def _privacy_statement(
     cohort = ledger.cohort
     spent = ledger.spent(part)
     history = tuple(
-        (sigma, rate, int(steps)) for sigma, rate, steps in write_history(spent.history)
+        (event.noise_multiplier, event.sampling_rate, event.steps) for event in spent.history
     )
     return PrivacyStatement(
         cohort=cohort.name,

@@ -21,7 +21,7 @@ from fl_dpbayes.files import digest
 from fl_dpbayes.models import build_model, vector_to_arrays
 from fl_dpbayes.privacy import (
     History,
-    Ledger,
+    LedgerState,
     Reserved,
     Spending,
     chain_of_history,
@@ -76,8 +76,9 @@ def train_chain(received: ReceivedRequest[TrainRequest]) -> Answer:
     records = TrainingRecords(part.features, part.labels, part.unit_index)
     with open_ledger(site_file, site, received.audit_line) as ledger:
         plan_digest = digest(request.plan)
-        history = _planned_history(ledger, site, request, plan_digest)
-        available = _available_steps(ledger, request, history)
+        state = ledger.state()
+        history = _planned_history(state, site, request, plan_digest)
+        available = _available_steps(state, request, history)
 
         def work(reserved: Reserved) -> WorkResult:
             arrays = _run_stretch(
@@ -111,10 +112,10 @@ def train_chain(received: ReceivedRequest[TrainRequest]) -> Answer:
 
 
 def _planned_history(
-    ledger: Ledger, site: Site, request: TrainRequest, plan_digest: str
+    state: LedgerState, site: Site, request: TrainRequest, plan_digest: str
 ) -> History:
     """Return the events of the whole plan: those of the run's first request, or newly solved."""
-    stored = ledger.planned("train", request.run, PURPOSE)
+    stored = state.planned("train", request.run, PURPOSE)
     if stored is not None:
         if stored.digest != plan_digest:
             raise RefusedError(RefusalCode.PLAN_CHANGED, "plan")
@@ -138,11 +139,11 @@ def _planned_history(
     return history_of_steps(multipliers[:fitting], privacy.sampling_rate)
 
 
-def _available_steps(ledger: Ledger, request: TrainRequest, history: History) -> int:
+def _available_steps(state: LedgerState, request: TrainRequest, history: History) -> int:
     """Return how many of the requested steps the plan holds, or raise RefusedError."""
     remaining_steps = sum(event.steps for event in history) - request.first_step
     remaining = slice_history(history, request.first_step, remaining_steps)
-    spent = ledger.state().spent_in("train")
+    spent = state.spent_in("train")
     # Checked before a step is paid for: a cost that is too long to state could not be released.
     if len(joined((*spent, *remaining))) > MAX_HISTORY:
         raise RefusedError(RefusalCode.BAD_REQUEST, "plan.privacy.coupling")

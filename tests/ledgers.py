@@ -42,7 +42,17 @@ def spending(
     """Ask for five steps of a plan, those of the round unless told otherwise."""
     first_step = (round_ - 1) * 5 if first_step is None else first_step
     digest = f"{run}{round_}{steps}" if request is None else request
-    return Spending(part, run, round_, purpose, digest, f"plan {plan}", plan, first_step, steps)
+    return Spending(
+        part=part,
+        run=run,
+        round=round_,
+        purpose=purpose,
+        request_digest=digest,
+        plan_digest=f"plan {plan}",
+        plan=plan,
+        first_step=first_step,
+        steps=steps,
+    )
 
 
 def complete(ledger: Ledger, request: Spending, reply=b"reply") -> Reserved:

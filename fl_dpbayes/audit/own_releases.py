@@ -162,7 +162,7 @@ def _release(command: Command, site: CanarySite, epsilon: float) -> Release:
         ).fetchone()
     with open_ledger(site.file, load_site(site.file)) as ledger:
         newest = ledger.rows()[-1]
-        plan = ledger.planned(newest.part, newest.run, newest.purpose)
+        plan = ledger.state().planned(newest.part, newest.run, newest.purpose)
     assert plan is not None
     return Release(
         sums=np.array(json.loads(body), np.float64),

@@ -14,6 +14,7 @@ from fl_dpbayes.coordinator.certificates import SERVER_DAYS, write_certificates
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.files import write_atomically
 from fl_dpbayes.files.templates import templates
+from fl_dpbayes.hospital.findings import say
 from fl_dpbayes.hospital.keys import write_new
 
 
@@ -55,7 +56,7 @@ def provision(folder: Path, sites: Sequence[str], host: str, port: int, console:
     new_sites = _new_sites(register, is_whole, sites, host, port)
     if new_sites:
         _add_sites(register, new_sites)
-        console.print(f"added {new_sites} to {register}", markup=False, soft_wrap=True)
+        say(console, f"added {new_sites} to {register}")
         if is_whole:
             return
     if (coordinator / "ca.crt").exists() and not (coordinator / "ca.key").exists():
@@ -65,18 +66,18 @@ def provision(folder: Path, sites: Sequence[str], host: str, port: int, console:
         )
     write_certificates(coordinator, host)
     if is_whole:
-        console.print(
+        say(
+            console,
             f"renewed server.pem in {coordinator} for {SERVER_DAYS} days; all else stays",
-            markup=False,
+            wrapped=True,
         )
         return
     _write_kits(folder, sites, host, port)
-    console.print(
+    say(
+        console,
         f"made {coordinator} (keep ca.key off this machine) and {folder / 'hospital'} (send it to "
         "every hospital; it holds no secret)\n"
         f"each hospital sends NAME.pub: put it into {coordinator / 'keys'}, then run register.sh",
-        markup=False,
-        soft_wrap=True,
     )
 
 

@@ -20,7 +20,6 @@ from flwr.supercore.task_identity import TaskIdentity
 from fl_dpbayes.config import import_apps
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.files import written
-from fl_dpbayes.privacy import KEPT_LOGS
 
 # What Flower hands to apps as configuration.
 UserConfig: TypeAlias = dict[str, bool | float | int | str]
@@ -134,7 +133,7 @@ def run_inline(run_folder: Path, sites: int, stop: threading.Event, *, report: b
         "report": report,
     }
     context = Context(RUN_ID, 0, {}, RecordDict(), run_config=run_config)
-    with task_identity(), logs_in(run_folder / LOG_FILE), KEPT_LOGS.lasting():
+    with task_identity(), logs_in(run_folder / LOG_FILE):
         server_app(InlineGrid(client_app, sites, stop), context)
 
 

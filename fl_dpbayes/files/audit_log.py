@@ -5,10 +5,12 @@ before it. It needs nothing but Python, so that a broken installation has its li
 docs/steward.md lists the keys.
 """
 
+import errno
 import fcntl
 import json
 import os
 import re
+import stat
 import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -173,7 +175,9 @@ def read_texts(site_file: Path) -> Iterator[LogText]:
     for number in range(FILES_KEPT - 1, -1, -1):
         file = numbered(path, number)
         if file.exists():
-            for text in file.read_text(encoding="utf-8", errors="replace").split("\n"):
+            with os.fdopen(_open_regular(file, os.O_RDONLY), "rb") as stream:
+                texts = stream.read().decode("utf-8", errors="replace").split("\n")
+            for text in texts:
                 if text:
                     yield LogText(file, text, _line_of(text))
 
@@ -191,17 +195,18 @@ def read_mark(site_file: Path) -> AuditLine | None:
         OSError: If it cannot be read.
     """
     try:
-        content = mark_path(audit_log_path(site_file)).read_bytes()
+        mark = _open_regular(mark_path(audit_log_path(site_file)), os.O_RDONLY)
     except FileNotFoundError:
         return None
-    return _parse_mark(content)
+    with os.fdopen(mark, "rb") as stream:
+        return _parse_mark(stream.read())
 
 
 @contextmanager
 def held_still(site_file: Path) -> Iterator[None]:
     """Let nobody write into a site's log while the context lasts, if there is a mark to lock."""
     try:
-        mark = os.open(mark_path(audit_log_path(site_file)), os.O_RDONLY | os.O_NOFOLLOW)
+        mark = _open_regular(mark_path(audit_log_path(site_file)), os.O_RDONLY | os.O_NOFOLLOW)
     except OSError:
         yield
         return
@@ -224,12 +229,21 @@ def is_full(size: int) -> bool:
     return size > MOST_BYTES - MOST_LINE_BYTES
 
 
+def _open_regular(path: Path, flags: int) -> int:
+    """Open a file of the log, or raise OSError: a pipe in its place would wait for a reader."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK, 0o600)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    return descriptor
+
+
 def _append(path: Path, text: str) -> None:
     # It begins with a line end, so that it is whole even behind one that was cut off.
     line = f"\n{text}\n".encode()
     if path.exists() and path.stat().st_size + len(line) > MOST_BYTES:
         _rotate(path)
-    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    file = _open_regular(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW)
     try:
         if os.write(file, line) < len(line):
             raise OSError("the line was cut off")
@@ -268,7 +282,7 @@ def _last_line(path: Path, mark: int) -> AuditLine:
 def _last_line_in(file: Path) -> AuditLine | None:
     if not file.exists():
         return None
-    with file.open("rb") as stream:
+    with os.fdopen(_open_regular(file, os.O_RDONLY), "rb") as stream:
         stream.seek(max(0, file.stat().st_size - 2 * MOST_LINE_BYTES))
         texts = stream.read().decode("utf-8", errors="replace").split("\n")
     for text in reversed(texts):
@@ -312,7 +326,7 @@ def _parse_mark(content: bytes) -> AuditLine | None:
 @contextmanager
 def _locked(path: Path) -> Iterator[int]:
     """Hold the lock of a log; yield the open file of its mark."""
-    mark = os.open(mark_path(path), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    mark = _open_regular(mark_path(path), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
     try:
         fcntl.flock(mark, fcntl.LOCK_EX)
         yield mark

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,7 @@ from fl_dpbayes.config import (
 )
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.hospital.bundle import read_bundle
+from fl_dpbayes.hospital.findings import say
 from fl_dpbayes.hospital.init_site import own_scenario
 from fl_dpbayes.hospital.node import own_bundle
 from fl_dpbayes.hospital.planned_requests import Requests, planned_requests
@@ -39,28 +40,17 @@ Confirm = Callable[[str], bool]
 
 @dataclass(frozen=True)
 class WaitingItem:
-    """A bundle or a plan that may be approved.
+    """A bundle or a plan that may be approved, and what a steward is told of it.
 
     Attributes:
         kind: Of `bundles` or `plans`.
         digest: The SHA-256 under which it waits.
-        content: Its bytes, which may have been changed since.
-    """
-
-    kind: Kind
-    digest: str
-    content: bytes
-
-
-@dataclass(frozen=True)
-class Description:
-    """What a steward is told of a bundle or a plan.
-
-    Attributes:
         text: What it holds.
         problem: Why it cannot be approved; empty if it can.
     """
 
+    kind: Kind
+    digest: str
     text: str
     problem: str
 
@@ -86,7 +76,7 @@ def show_waiting(site_file: Path, console: Console) -> None:
     lines += [f"NOT APPROVED: {line}" for line in unapproved_code(site, site_file)]
     own_digest = hashlib.sha256(own_bundle()).hexdigest()
     lines.append(f"bundle of the version installed here: {own_digest}")
-    console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
+    say(console, "\n".join(lines))
 
 
 def approve_digest(site_file: Path, digest: str, console: Console, confirm: Confirm) -> None:
@@ -103,45 +93,35 @@ def approve_digest(site_file: Path, digest: str, console: Console, confirm: Conf
     """
     site = read_own_site_file(site_file)
     item = _find_item(site_file, digest)
-    description = _describe_item(item)
-    text = description.text
+    text = item.text
     if item.kind == "bundles":
         code_heading = "it runs this code, as it is installed now:"
         text = "\n".join([text, code_heading, *_code_lines(site)])
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
-    _confirm_approval(f"approve this {item.kind[:-1]}?", description.problem, confirm)
+    say(console, text)
+    _confirm_approval(item, confirm)
     if item.kind == "bundles":
         approve_bundle(site, site_file, item.digest)
     else:
         approve(site_file, item.kind, item.digest)
-    console.print(
-        f"approved, from the next message on: {approvals_file(site_file)}",
-        markup=False,
-        soft_wrap=True,
-    )
+    say(console, f"approved, from the next message on: {approvals_file(site_file)}")
 
 
 def _find_item(site_file: Path, digest: str) -> WaitingItem:
     """Find what waits under a digest; the installed version's bundle need not wait."""
-    for item in _waiting_items(site_file):
-        if item.digest == digest.lower():
-            return item
+    bundle = own_bundle()
+    bundle_digest = hashlib.sha256(bundle).hexdigest()
+    if bundle_digest == digest.lower():
+        return _waiting_bundle(bundle_digest, bundle)
+    for kind, held_digest, path in held(site_file):
+        if held_digest == digest.lower():
+            with suppress(OSError), path.open("rb") as file:
+                content = file.read(MOST_HELD_BYTES + 1)
+                waiting = _waiting_bundle if kind == "bundles" else _waiting_plan
+                return waiting(held_digest, content)
     raise UserError(
         f"nothing readable waits under {digest}: `fl-dpbayes site approve {site_file}` "
         "lists what does"
     )
-
-
-def _waiting_items(site_file: Path) -> Iterator[WaitingItem]:
-    """Read the installed version's bundle, and what waits and can be read."""
-    bundle = own_bundle()
-    yield WaitingItem("bundles", hashlib.sha256(bundle).hexdigest(), bundle)
-    for kind, digest, path in held(site_file):
-        content = None
-        with suppress(OSError), path.open("rb") as file:
-            content = file.read(MOST_HELD_BYTES + 1)
-        if content is not None:
-            yield WaitingItem(kind, digest, content)
 
 
 def approve_scenario(
@@ -163,12 +143,11 @@ def approve_scenario(
     for kind in waiting_plans(site, site_file, requests):
         request = requests[kind][0]
         assert request is not None
-        digest = plan_digest(request)
-        description = _describe_plan(digest, plan_text(request).encode())
-        console.print(description.text, markup=False, highlight=False, soft_wrap=True)
-        _confirm_approval("approve this plan?", description.problem, confirm)
-        approve(site_file, "plans", digest)
-        console.print(f"approved: {kind}, plan {digest}", markup=False, soft_wrap=True)
+        item = _waiting_plan(plan_digest(request), plan_text(request).encode())
+        say(console, item.text)
+        _confirm_approval(item, confirm)
+        approve(site_file, "plans", item.digest)
+        say(console, f"approved: {kind}, plan {item.digest}")
 
 
 def waiting_plans(site: SiteFile, site_file: Path, requests: Requests) -> list[str]:
@@ -195,11 +174,11 @@ def waiting_plans(site: SiteFile, site_file: Path, requests: Requests) -> list[s
     return kinds
 
 
-def _confirm_approval(question: str, problem: str, confirm: Confirm) -> None:
+def _confirm_approval(item: WaitingItem, confirm: Confirm) -> None:
     """Refuse what has a problem; ask a person for everything else."""
-    if problem:
-        raise UserError(f"not approved: {problem}")
-    if not confirm(question):
+    if item.problem:
+        raise UserError(f"not approved: {item.problem}")
+    if not confirm(f"approve this {item.kind[:-1]}?"):
         raise UserError("not approved")
 
 
@@ -210,29 +189,26 @@ def _code_lines(site: SiteFile) -> list[str]:
     ]
 
 
-def _describe_item(item: WaitingItem) -> Description:
-    if item.kind == "plans":
-        return _describe_plan(item.digest, item.content)
-    return _describe_bundle(item.digest, item.content)
-
-
-def _describe_bundle(digest: str, content: bytes) -> Description:
+def _waiting_bundle(digest: str, content: bytes) -> WaitingItem:
     bundle = read_bundle(content)
     problem = bundle.problem
     if not problem and bundle.sha256 != digest:
         problem = "it was changed"
-    return Description(bundle.described(), problem)
+    return WaitingItem("bundles", digest=digest, text=bundle.described(), problem=problem)
 
 
-def _describe_plan(digest: str, content: bytes) -> Description:
+def _waiting_plan(digest: str, content: bytes) -> WaitingItem:
+    heading = f"plan {digest}"
     try:
         plan = json.loads(content)
         canonical = json.dumps(plan, sort_keys=True, separators=(",", ":"))
         lines = json.dumps(plan, indent=2, ensure_ascii=False).splitlines()
     except (ValueError, RecursionError):
-        return Description(f"plan {digest}", "it cannot be read as JSON")
+        problem = "it cannot be read as JSON"
+        return WaitingItem("plans", digest=digest, text=heading, problem=problem)
     is_long = len(lines) > MOST_LINES or max(map(len, lines)) > MOST_CHARACTERS
     is_changed = hashlib.sha256(canonical.encode()).hexdigest() != digest
-    safe_lines = [outside_text(line, MOST_CHARACTERS) for line in lines[:MOST_LINES]]
     problem = "it was changed, or is too long to be shown" if is_long or is_changed else ""
-    return Description("\n".join([f"plan {digest}", *safe_lines]), problem)
+    safe_lines = [outside_text(line, MOST_CHARACTERS) for line in lines[:MOST_LINES]]
+    text = "\n".join([heading, *safe_lines])
+    return WaitingItem("plans", digest=digest, text=text, problem=problem)

@@ -14,6 +14,7 @@ from rich.console import Console
 from fl_dpbayes.config import counted, node_log, outside_text, read_site_file
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.files import ASKED, AuditChain, held_still, read_chain_of_log
+from fl_dpbayes.hospital.findings import say
 from fl_dpbayes.hospital.ledger import ledger_of, ledger_problems
 from fl_dpbayes.privacy import Entry, Reservation, cohorts_of, read_state
 from fl_dpbayes.report import count
@@ -56,17 +57,16 @@ def verify_audit_log(site_file: Path, console: Console) -> int:
     """
     findings = log_findings(site_file)
     for note in findings.notes:
-        console.print(f"note: {note}", markup=False, soft_wrap=True)
+        say(console, f"note: {note}")
     for problem in findings.problems:
-        console.print(f"GAP: {problem}", markup=False, soft_wrap=True)
+        say(console, f"GAP: {problem}")
     if findings.problems:
         return 1
-    console.print(
+    say(
+        console,
         f"The log is whole: {count(findings.line_count)} lines, each bound to the one before; "
         f"{count(findings.linked_entries)} entries of the ledger know their line, and both tell "
         "of the same steps.",
-        markup=False,
-        soft_wrap=True,
     )
     return 0
 
@@ -94,13 +94,12 @@ def log_findings(site_file: Path) -> LogFindings:
     except OSError as error:
         raise UserError(f"the audit log of {site_file} cannot be read: {error.strerror}") from None
     findings = LogFindings(line_count=len(chain.lines))
-    findings.problems += chain.problems
-    findings.problems += [f"log of the node: {problem}" for problem in node_chain.problems]
-    findings.notes += chain.notes
-    findings.notes += [f"log of the node: {note}" for note in node_chain.notes]
+    for prefix, log in (("", chain), ("log of the node: ", node_chain)):
+        findings.problems += [f"{prefix}{problem}" for problem in log.problems]
+        findings.notes += [f"{prefix}{note}" for note in log.notes]
     settings = read_site_file(site_file).ledger
     if settings is not None:
-        ledger_faults = ledger_problems(site_file)[0]
+        ledger_faults = ledger_problems(site_file)
         findings.problems += [f"the ledger: {problem}" for problem in ledger_faults]
         _compare_entries(findings, chain, _entries_of_log(entries, chain, settings.cohort))
     return findings

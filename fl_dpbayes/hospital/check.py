@@ -1,11 +1,11 @@
-"""What `fl-dpbayes site check` does.
+"""What makes a site ready: one list of checks, from which `site check`, `init` and `start` take.
 
-It looks at a site's data, writes their snapshot, and tries the way to the server.
+The check of the data writes their snapshot.
 """
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -30,7 +30,7 @@ from fl_dpbayes.data import (
     write_snapshot,
 )
 from fl_dpbayes.errors import UserError
-from fl_dpbayes.hospital.check_connection import connection_findings
+from fl_dpbayes.hospital.check_connection import connection_findings, secret_findings
 from fl_dpbayes.hospital.check_passes import pass_findings
 from fl_dpbayes.hospital.check_records import check_records
 from fl_dpbayes.hospital.findings import Finding, failed, passed, show, skipped, warned
@@ -57,15 +57,8 @@ def check_site(path: Path, console: Console, only: str | None = None) -> int:
     Raises:
         UserError: If the site file cannot be used.
     """
-    site_file = read_own_site_file(path)
-    status = show(_code_findings(path, site_file), console)
-    if only != "connection":
-        status |= show(data_findings(site_file), console)
-        status |= show(pass_findings(site_file), console)
-        if site_file.ledger:
-            status |= show(_ledger_findings(path, site_file), console)
-    if only != "data":
-        status |= show(connection_findings(site_file), console)
+    checks = tuple(CHECKS) if only is None else ("code", *HALVES[only])
+    status = show(findings_of(path, read_own_site_file(path), checks), console)
     verdict = (
         "correct what says FAIL, then check again" if status else "ready, but for what says WARN"
     )
@@ -73,42 +66,46 @@ def check_site(path: Path, console: Console, only: str | None = None) -> int:
     return status
 
 
-def data_findings(site_file: SiteFile) -> Iterator[Finding]:
-    """Read a site's data once, and write their snapshot where nothing is wrong.
+def findings_of(path: Path, site_file: SiteFile, checks: Iterable[str]) -> Iterator[Finding]:
+    """Look at some of what makes a site ready.
 
     Args:
-        site_file: Of the site.
+        path: The site file.
+        site_file: What it says.
+        checks: Of `CHECKS`, in this order.
 
     Yields:
-        What is wrong with the data, and what they hold.
+        What is found.
     """
+    for name in checks:
+        yield from CHECKS[name](path, site_file)
+
+
+def _data_findings(path: Path, site_file: SiteFile) -> Iterator[Finding]:
+    """Read a site's data once, and write their snapshot where nothing is wrong."""
     try:
-        yield from _checked_data(site_file)
+        problem = delta_problem(site_file)
+        if problem:
+            raise UserError(problem)
+        files = source_files(site_file)
+        findings, unscaled_records = check_records(site_file)
+        yield from findings
+        if unscaled_records is None:
+            yield skipped("snapshot", "not written: the data must be put right first")
+            return
+        records = prepared(site_file, unscaled_records)
+        yield from _part_findings(records, site_of(site_file, records))
+        digest = write_snapshot(site_file, records, files)
+        yield passed(
+            "snapshot",
+            f"{site_file.records_file}, of data with SHA-256 {digest[:16]}; "
+            "runs read it until the data change",
+        )
     except UserError as error:
         yield failed("data", str(error), "no snapshot was written")
 
 
-def _checked_data(site_file: SiteFile) -> Iterator[Finding]:
-    problem = delta_problem(site_file)
-    if problem:
-        raise UserError(problem)
-    files = source_files(site_file)
-    findings, unscaled_records = check_records(site_file)
-    yield from findings
-    if unscaled_records is None:
-        yield skipped("snapshot", "not written: the data must be put right first")
-        return
-    records = prepared(site_file, unscaled_records)
-    yield from _part_findings(site_file, records, site_of(site_file, records))
-    digest = write_snapshot(site_file, records, files)
-    yield passed(
-        "snapshot",
-        f"{site_file.records_file}, of data with SHA-256 {digest[:16]}; "
-        "runs read it until the data change",
-    )
-
-
-def _part_findings(site_file: SiteFile, records: Records, site: Site) -> Iterator[Finding]:
+def _part_findings(records: Records, site: Site) -> Iterator[Finding]:
     """Say what the site's parts hold, whether they share a patient, and if memory is enough."""
     parts = {"training": site.train, "testing": site.test, "recalibration": site.recalibration}
     sizes = []
@@ -139,7 +136,9 @@ def _memory_finding(records: Records) -> Finding:
 
 
 def _ledger_findings(path: Path, site_file: SiteFile) -> Iterator[Finding]:
-    problems = ledger_problems(path)[0]
+    if site_file.ledger is None:
+        return
+    problems = ledger_problems(path)
     if problems:
         yield failed("ledger", problems[0])
         return
@@ -153,7 +152,7 @@ def _ledger_findings(path: Path, site_file: SiteFile) -> Iterator[Finding]:
         yield warned(
             "policy",
             f"every request is refused: {error}",
-            "is it meant? look at expires and stop_file",
+            "if that is not meant, change policy.expires in the site file, or remove the stop file",
         )
 
 
@@ -181,3 +180,15 @@ def _free_mebibytes() -> float:
         if available:
             return int(available[1]) // 1024
     return math.inf
+
+
+# What makes a site ready, in the order in which it is looked at.
+CHECKS: dict[str, Callable[[Path, SiteFile], Iterator[Finding]]] = {
+    "code": _code_findings,
+    "data": _data_findings,
+    "arithmetic": pass_findings,
+    "ledger": _ledger_findings,
+    "secrets": secret_findings,
+    "connection": connection_findings,
+}
+HALVES = {"data": ("data", "arithmetic", "ledger"), "connection": ("secrets", "connection")}

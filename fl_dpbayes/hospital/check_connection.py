@@ -27,7 +27,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from flwr.proto.fleet_pb2 import ActivateNodeRequest
 
-from fl_dpbayes.config import Connection, SiteFile
+from fl_dpbayes.config import SiteFile
 from fl_dpbayes.hospital.findings import Finding, failed, passed, skipped, warned
 
 SECONDS = 10.0
@@ -42,14 +42,24 @@ WRONG_TIME = {9: "is not valid yet", 10: "has expired"}
 ACTIVATE = "/v1/fleet/activate-node"
 REGISTERED = 2003
 NOT_REGISTERED = 2004
-# What to do where a step of the way to the server fails.
-REMEDIES = {
-    "CA file": "put the coordinator's ca.crt there",
-    "name": "correct superlink, or ask IT for a DNS entry",
-    "port": "is the server up, and the port right? else ask IT to let this machine reach it",
-    "TLS": "is the port right? does a firewall in between allow no TLS?",
-    "server": "is superlink's port that of the server, or of its proxy?",
+# What is wrong, and what to do, where a step of the way to the server fails.
+FAILURES = {
+    "CA file": ("{ca} is no certificate", "put the coordinator's ca.crt there"),
+    "name": ("{host!r} is not known to DNS here", "correct superlink, or ask IT for a DNS entry"),
+    "port": (
+        "{port} of {host}: {answer}",
+        "is the server up, and the port right? else ask IT to let this machine reach it",
+    ),
+    "TLS": (
+        "the server does not speak TLS there",
+        "is the port right? does a firewall in between allow no TLS?",
+    ),
+    "server": (
+        "it does not answer HTTP",
+        "is superlink's port that of the server, or of its proxy?",
+    ),
 }
+MAKE_KEYS = "make one:  fl-dpbayes site keys SITE_FILE"
 Key = ec.EllipticCurvePrivateKey
 
 
@@ -68,21 +78,45 @@ class ServerAnswer:
     body: bytes
 
 
-def connection_findings(site_file: SiteFile) -> Iterator[Finding]:
+def secret_findings(path: Path, site_file: SiteFile) -> Iterator[Finding]:
+    """Look at the files of a connection, which others on this machine may not read.
+
+    Args:
+        path: The site file.
+        site_file: What it says.
+
+    Yields:
+        What the CA's certificate, the node's key and the secret of its two processes are like.
+    """
+    connection = site_file.connection
+    if connection is None:
+        return
+    if not connection.ca.is_file():
+        yield failed("CA file", f"{connection.ca} does not exist", FAILURES["CA file"][1])
+    yield _read_private_key(connection.key)[1]
+    if not connection.secret.is_file():
+        yield failed("secret", f"{connection.secret} does not exist", MAKE_KEYS)
+    elif connection.secret.stat().st_mode & 0o007:
+        yield _readable("secret", connection.secret, "640")
+
+
+def connection_findings(path: Path, site_file: SiteFile) -> Iterator[Finding]:
     """Try each step of the way to the server, up to the first that fails.
 
     Args:
-        site_file: Of the site.
+        path: The site file.
+        site_file: What it says.
 
     Yields:
-        What each step is like; key and CA are looked at in any case.
+        What each step is like.
     """
     connection = site_file.connection
     if connection is None:
         yield skipped("connection", "the site file has no table [connection]")
         return
-    key, key_finding = _read_private_key(connection.key)
-    yield key_finding
+    if not connection.ca.is_file():
+        return
+    key, _ = _read_private_key(connection.key)
     host, port = connection.superlink.rsplit(":", 1)
     if "https" in getproxies() and not proxy_bypass(host):
         yield warned(
@@ -112,7 +146,11 @@ def connection_findings(site_file: SiteFile) -> Iterator[Finding]:
     except ssl.SSLCertVerificationError as error:
         yield from _certificate_findings(error, host)
     except (OSError, HTTPException, ValueError) as error:
-        yield failed(step, _failure_text(step, connection, error), REMEDIES[step])
+        is_refused = isinstance(error, ConnectionRefusedError)
+        answer = "nothing listens there" if is_refused else "no answer"
+        fault, remedy = FAILURES[step]
+        message = fault.format(ca=connection.ca, host=host, port=port, answer=answer)
+        yield failed(step, message, remedy)
 
 
 def _addresses(host: str, port: str) -> list[str]:
@@ -145,28 +183,8 @@ def _certificate_findings(error: ssl.SSLCertVerificationError, host: str) -> Ite
         )
 
 
-def _failure_text(step: str, connection: Connection, error: Exception) -> str:
-    """Say what is wrong at a step of the way to the server."""
-    host, port = connection.superlink.rsplit(":", 1)
-    match step:
-        case "CA file":
-            fault = "is no certificate" if connection.ca.is_file() else "does not exist"
-            return f"{connection.ca} {fault}"
-        case "name":
-            return f"{host!r} is not known to DNS here"
-        case "port":
-            is_refused = isinstance(error, ConnectionRefusedError)
-            fault = "nothing listens there" if is_refused else "no answer"
-            return f"{port} of {host}: {fault}"
-        case "TLS":
-            return "the server does not speak TLS there"
-        case _:
-            return "it does not answer HTTP"
-
-
 def _read_private_key(path: Path) -> tuple[Key | None, Finding]:
     """Read the node's key, if this user may and Flower can use it."""
-    remedy = "make one:  fl-dpbayes site keys SITE_FILE"
     try:
         key = load_ssh_private_key(path.read_bytes(), None)
     except PermissionError:
@@ -176,19 +194,21 @@ def _read_private_key(path: Path) -> tuple[Key | None, Finding]:
             "node's user, too",
         )
     except (OSError, ValueError, TypeError, UnsupportedAlgorithm):
-        fault = (
-            "is no private key in OpenSSH format without a passphrase"
-            if path.is_file()
-            else "does not exist"
-        )
-        return None, failed("key", f"{path} {fault}", remedy)
+        fault = "does not exist"
+        if path.is_file():
+            fault = "is no private key in OpenSSH format without a passphrase"
+        return None, failed("key", f"{path} {fault}", MAKE_KEYS)
     if path.stat().st_mode & 0o077:
-        return None, failed("key", f"others on this machine may read {path}", f"chmod 600 {path}")
+        return None, _readable("key", path, "600")
     if not isinstance(key, Key):
         return None, failed(
-            "key", f"{path} is no key of an elliptic curve, which Flower needs", remedy
+            "key", f"{path} is no key of an elliptic curve, which Flower needs", MAKE_KEYS
         )
     return key, passed("key", f"{path}")
+
+
+def _readable(subject: str, path: Path, mode: str) -> Finding:
+    return failed(subject, f"{path} can be read by others than it may", f"chmod {mode} {path}")
 
 
 def _server_findings(server: HTTPSConnection, key: Key | None) -> Iterator[Finding]:
@@ -244,7 +264,7 @@ def _registration_finding(server: HTTPSConnection, key: Key) -> Finding:
     return failed(
         "registration",
         f"the server does not accept the key ({answer.status})",
-        "look at clocks and versions",
+        "compare this machine's clock and its version of Flower with the server's",
     )
 
 

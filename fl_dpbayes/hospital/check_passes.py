@@ -4,6 +4,7 @@ It tries records of the site's shape that are made up.
 """
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 
@@ -24,11 +25,12 @@ from fl_dpbayes.samplers import checked_gradient_shape, summed_cross_entropy, wa
 BATCH_SIZE = 256
 
 
-def pass_findings(site_file: SiteFile) -> Iterator[Finding]:
+def pass_findings(path: Path, site_file: SiteFile) -> Iterator[Finding]:
     """Say how many records of a linear model a pass holds here.
 
     Args:
-        site_file: Of the site.
+        path: The site file.
+        site_file: What it says.
 
     Yields:
         A warning where a pass holds one record, with what that costs; a failure where not even so

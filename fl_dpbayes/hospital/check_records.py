@@ -44,6 +44,9 @@ PLAIN = (
 # further away.
 FAR = 5.0
 NUMBER_REMEDY = "correct it, or leave the cell empty"
+NO_VALUE_REMEDY = (
+    "remove such rows, or let the coordinator give the column a constant in source.missing"
+)
 
 
 def check_records(site_file: SiteFile) -> tuple[list[Finding], Records | None]:
@@ -101,7 +104,7 @@ def _table_findings(table: pandas.DataFrame, source: Table, split: Split) -> Ite
         yield failed(
             "columns",
             f"the first line does not name {absent}",
-            "name columns as the coordinator does",
+            "give the columns the names that the coordinator's scenario has",
         )
         return
     repeated = [name for name in names if f"{name}.1" in table.columns]
@@ -157,7 +160,7 @@ def _label_findings(table: pandas.DataFrame, source: Table) -> Iterator[Finding]
             name=source.label,
             is_bad=labels.notna() & ~labels.isin(range(source.classes)),
             fault=f"a label that is no whole number from 0 to {source.classes - 1}",
-            remedy="recode it",
+            remedy="write each label as one of these numbers",
         )
     if table[source.label].nunique() == 1:
         yield failed(
@@ -189,38 +192,15 @@ def _number_findings(table: pandas.DataFrame, name: str, *, may_miss: bool) -> I
     numbers = pandas.to_numeric(column, errors="coerce")
     is_text = numbers.isna() & column.notna()
     has_comma = is_text & column.astype(str).str.fullmatch(r"\s*[-+]?\d+,\d+\s*")
-    yield from _bad_rows(
-        table=table,
-        name=name,
-        is_bad=has_comma,
-        fault="a number with a decimal comma",
-        remedy="write a point, or separate cells by ';'",
-    )
-    yield from _bad_rows(
-        table=table,
-        name=name,
-        is_bad=is_text & ~has_comma,
-        fault="text where a number is due",
-        remedy=NUMBER_REMEDY,
-    )
-    yield from _bad_rows(
-        table=table,
-        name=name,
-        is_bad=numbers.abs() == np.inf,
-        fault="an infinite number",
-        remedy=NUMBER_REMEDY,
-    )
+    faults = {
+        "a number with a decimal comma": (has_comma, "write a point, or separate cells by ';'"),
+        "text where a number is due": (is_text & ~has_comma, NUMBER_REMEDY),
+        "an infinite number": (numbers.abs() == np.inf, NUMBER_REMEDY),
+    }
     if not may_miss:
-        yield from _bad_rows(
-            table=table,
-            name=name,
-            is_bad=column.isna(),
-            fault="no value",
-            remedy=(
-                "remove such rows, or let the coordinator give the column a constant in "
-                "source.missing"
-            ),
-        )
+        faults["no value"] = (column.isna(), NO_VALUE_REMEDY)
+    for fault, (is_bad, remedy) in faults.items():
+        yield from _bad_rows(table=table, name=name, is_bad=is_bad, fault=fault, remedy=remedy)
 
 
 def _bad_rows(

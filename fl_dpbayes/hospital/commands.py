@@ -67,20 +67,19 @@ def site_init(
     ] = False,
 ) -> None:
     """Ask what a site must say, write its file, check its records, make snapshot and ledger."""
-    from fl_dpbayes.hospital.init_site import Question, init_site
+    from fl_dpbayes.hospital.init_site import init_site
 
     context = click.get_current_context()
     answers = context.params
     types = {parameter.name: parameter.type for parameter in context.command.params}
 
-    def ask(question: Question) -> str:
-        answer = answers[question.option]
+    def ask(option: str, words: str, proposed: str | None = None) -> str:
+        answer = answers[option]
         if answer is not None:
             return str(answer)
-        if yes and question.proposed is not None:
-            return question.proposed
-        typed = typer.prompt(question.words, default=question.proposed, type=types[question.option])
-        return str(typed)
+        if yes and proposed is not None:
+            return proposed
+        return str(typer.prompt(words, default=proposed, type=types[option]))
 
     raise typer.Exit(init_site(out=out, ask=ask, console=console))
 

@@ -25,7 +25,7 @@ from fl_dpbayes.data import create_ledger
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.files import Message
 from fl_dpbayes.hospital.approve import waiting_plans
-from fl_dpbayes.hospital.findings import Finding, failed, passed, show, warned
+from fl_dpbayes.hospital.findings import Finding, failed, passed, say, show, warned
 from fl_dpbayes.hospital.init_site import own_scenario
 from fl_dpbayes.hospital.planned_requests import planned_requests
 from fl_dpbayes.hospital.second_run import second_run
@@ -79,7 +79,7 @@ def dry_run(path: Path, scenario_name: str, console: Console) -> int:
         show([cost], console)
     slowness = sentences(record_by_record_warnings(scenario.model, site.source.task))
     show([warned("model", sentence) for sentence in slowness], console)
-    console.print("on made-up records; your ledger and your records were not touched", markup=False)
+    say(console, "on made-up records; your ledger and your records were not touched")
     return status
 
 

@@ -1,4 +1,4 @@
-"""What `fl-dpbayes site check` looks at: one line each, with the remedy for what is wrong."""
+"""What a check found: one line each, with the remedy for what is wrong; and how it is printed."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -61,10 +61,17 @@ def show(findings: Iterable[Finding], console: Console) -> int:
             status = 1
         console.print(finding.status, style=STYLES[finding.status], end="  ")
         remedy = f"\n      {finding.remedy}" if finding.remedy else ""
-        console.print(
-            f"{finding.subject}: {finding.message}{remedy}",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
-        )
+        say(console, f"{finding.subject}: {finding.message}{remedy}")
     return status
+
+
+def say(console: Console, text: str, *, wrapped: bool = False) -> None:
+    """Print a text as nothing but text.
+
+    Args:
+        console: Where it is printed.
+        text: In which nothing is markup.
+        wrapped: Whether lines are broken where the console ends; else they end where the text
+            says so, and paths and commands in it can be copied.
+    """
+    console.print(text, markup=False, highlight=False, soft_wrap=not wrapped)

@@ -7,10 +7,11 @@ import difflib
 import math
 import os
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Protocol
 
 from rich.console import Console
 
@@ -31,8 +32,8 @@ from fl_dpbayes.config.record_schema import record_schema
 from fl_dpbayes.data.sources.table import read_table
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.files.templates import templates
-from fl_dpbayes.hospital.check import data_findings
-from fl_dpbayes.hospital.findings import show
+from fl_dpbayes.hospital.check import findings_of
+from fl_dpbayes.hospital.findings import say, show
 from fl_dpbayes.hospital.keys import write_new
 from fl_dpbayes.hospital.ledger import create_ledger
 from fl_dpbayes.hospital.second_run import second_run
@@ -41,23 +42,11 @@ from fl_dpbayes.hospital.second_run import second_run
 LIFE = timedelta(days=365)
 
 
-@dataclass(frozen=True)
-class Question:
-    """A question of `site init`.
+class Ask(Protocol):
+    """Answers a question by the command's option, or by who sits at the keyboard."""
 
-    Attributes:
-        option: The command's option that answers it too.
-        words: The question.
-        proposed: The answer that is proposed; None if a person must answer.
-    """
-
-    option: str
-    words: str
-    proposed: str | None = None
-
-
-# Answers a question by its option, or by who sits at the keyboard.
-Ask = Callable[[Question], str]
+    def __call__(self, option: str, words: str, proposed: str | None = None) -> str:
+        """Ask in these words; None is proposed where a person must answer."""
 
 
 @dataclass(frozen=True)
@@ -133,13 +122,9 @@ def init_site(out: Path, ask: Ask, console: Console) -> int:
     except UserError:
         out.unlink()
         raise
-    console.print(f"wrote {out}; read it", markup=False, soft_wrap=True)
-    if show(data_findings(site_file), console):
-        console.print(
-            f"correct what says FAIL, then:  fl-dpbayes site check {out}",
-            markup=False,
-            soft_wrap=True,
-        )
+    say(console, f"wrote {out}; read it")
+    if show(findings_of(out, site_file, ["data"]), console):
+        say(console, f"correct what says FAIL, then:  fl-dpbayes site check {out}")
         return 1
     create_ledger(out, console)
     return 0
@@ -147,8 +132,8 @@ def init_site(out: Path, ask: Ask, console: Console) -> int:
 
 def _ask_draft(ask: Ask, console: Console) -> SiteDraft:
     """Ask everything that the scenario does not say; tell what a second run would cost."""
-    scenario_name = ask(Question("scenario", "The coordinator's scenario file"))
-    data = Path(ask(Question("data", "File (CSV, Parquet) or folder of this site's records")))
+    scenario_name = ask("scenario", "The coordinator's scenario file")
+    data = Path(ask("data", "File (CSV, Parquet) or folder of this site's records"))
     scenario = coordinators_scenario(scenario_name, data.resolve())
     name = _ask_name(scenario, ask)
     trains = scenario.sites[name].role == "train"
@@ -158,28 +143,22 @@ def _ask_draft(ask: Ask, console: Console) -> SiteDraft:
     proposed_units = None
     if unit_count is not None:
         proposed_units = _proposed_units(scenario, trains, unit_count)
-    units = ask(Question("units", f"A round, public number of the {purpose}", proposed_units))
+    units = ask("units", f"A round, public number of the {purpose}", proposed_units)
     epsilon = ask(
-        Question(
-            option="epsilon",
-            words="The most epsilon that all runs may ever spend",
-            proposed=f"{scenario.privacy.epsilon:g}",
-        )
+        option="epsilon",
+        words="The most epsilon that all runs may ever spend",
+        proposed=f"{scenario.privacy.epsilon:g}",
     )
     if trains and units.isdecimal() and int(units) > 0 and _is_budget(epsilon):
         show([second_run(scenario, int(units), float(epsilon))], console)
-    runs = ask(Question("runs", "How many runs of this scenario are planned, for good", "1"))
+    runs = ask("runs", "How many runs of this scenario are planned, for good", "1")
     witness = ask(
-        Question(
-            option="witness",
-            words="The ledger's second place, best on another disk",
-            proposed=f"witness/{name}.json",
-        )
+        option="witness",
+        words="The ledger's second place, best on another disk",
+        proposed=f"witness/{name}.json",
     )
-    evaluation = ask(
-        Question("evaluation", "Test results may leave: none, noised or public", "none")
-    )
-    superlink = ask(Question("superlink", "The coordinator's server, host:port (empty: later)", ""))
+    evaluation = ask("evaluation", "Test results may leave: none, noised or public", "none")
+    superlink = ask("superlink", "The coordinator's server, host:port (empty: later)", "")
     return SiteDraft(
         scenario=scenario,
         name=name,
@@ -196,7 +175,7 @@ def _ask_draft(ask: Ask, console: Console) -> SiteDraft:
 
 def _ask_name(scenario: Scenario, ask: Ask) -> str:
     names = ", ".join(scenario.sites)[:200]
-    name = ask(Question("name", f"This site's name, as the coordinator has it ({names})"))
+    name = ask("name", f"This site's name, as the coordinator has it ({names})")
     if name not in scenario.sites:
         raise UserError(
             f"--name {name}: the scenario's sites are {names}: choose one, or ask the coordinator"
@@ -322,11 +301,9 @@ def _own_columns(source: Source, ask: Ask) -> tuple[Source, int | None]:
     if not isinstance(source, Table):
         return source, None
     unit_column = ask(
-        Question(
-            option="unit",
-            words="The column of patients (empty: each row is one)",
-            proposed=source.unit_column or "",
-        )
+        option="unit",
+        words="The column of patients (empty: each row is one)",
+        proposed=source.unit_column or "",
     )
     source = source.model_copy(update={"unit_column": unit_column or None})
     table = read_table(source.path, source.text_columns)

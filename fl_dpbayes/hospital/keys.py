@@ -9,6 +9,7 @@ from rich.console import Console
 from fl_dpbayes.config import Connection, SiteFile, read_own_site_file
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.files import write_atomically, written
+from fl_dpbayes.hospital.findings import say
 
 
 def site_connection(site_file: Path) -> tuple[SiteFile, Connection]:
@@ -63,13 +64,12 @@ def make_keys(site_file: Path, console: Console) -> None:
         write_new(connection.secret, secrets.token_bytes(32), 0o640)
     # The key comes last: once it is there, nothing is made again.
     write_new(connection.key, private_bytes, 0o600)
-    console.print(
+    say(
+        console,
         f"made {connection.key} (stays here, for the node's user alone) and "
         f"{connection.secret} (for the app's too)\n"
         f"send {public_file} to the coordinator, and read its end out on the telephone: "
         f"{public_key[-24:]}",
-        markup=False,
-        soft_wrap=True,
     )
 
 

@@ -1,7 +1,7 @@
 """What `fl-dpbayes site ledger` makes, shows, checks, repairs and exports."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -15,20 +15,24 @@ from fl_dpbayes.data import create_ledger as make_ledger
 from fl_dpbayes.data import delta_problem, ledger_place, load_site, with_path
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.files import json_values
+from fl_dpbayes.hospital.findings import say
 from fl_dpbayes.privacy import (
     PARTS,
     RENEWED,
     Cohort,
     Ledger,
     LedgerError,
+    Reservation,
     Spent,
     planned_epsilon,
     repair_witness,
+    spent,
     write_history,
 )
+from fl_dpbayes.protocol import EpsilonMethod
 from fl_dpbayes.report import count, page_table, printed_table, rounded_up
 
-METHODS = {
+METHODS: dict[EpsilonMethod, str] = {
     "pld": "privacy-loss distribution of one fixed schedule",
     "rdp filter": "Renyi filter across runs",
     "gdp filter": "Gaussian filter across runs",
@@ -56,13 +60,12 @@ def create_ledger(site_file: Path, console: Console) -> None:
     if problem:
         raise UserError(problem)
     with _as_user_errors(settings), make_ledger(site, load_site(site)) as ledger:
-        console.print(
+        say(
+            console,
             f"made cohort {settings.cohort} in ledger {settings.path}, second place "
             f"{settings.witness}\n"
             f"{_budget_line(ledger.cohort)}\n"
             "Keep the two in different backups: a ledger that is put back alone is refused.",
-            markup=False,
-            soft_wrap=True,
         )
 
 
@@ -83,7 +86,7 @@ def repair_ledger(site_file: Path, console: Console) -> None:
         message = f"made second place {settings.witness} anew; the ledger keeps a note of it"
     else:
         message = "the second place is sound: nothing to repair"
-    console.print(message, markup=False, soft_wrap=True)
+    say(console, message)
 
 
 def restrict_ledger(
@@ -117,7 +120,7 @@ def restrict_ledger(
             if not holds:
                 raise
             raise LedgerError(f"{restriction}: it holds, but its second place: {error}") from error
-        console.print(restriction, markup=False, soft_wrap=True)
+        say(console, restriction)
 
 
 def show_ledger(site_file: Path, console: Console) -> None:
@@ -131,41 +134,31 @@ def show_ledger(site_file: Path, console: Console) -> None:
         UserError: If there is no ledger, or it cannot be read.
     """
     with ledger_of(site_file) as ledger:
-        console.print(_budget_line(ledger.cohort), markup=False)
-        _print_restrictions(ledger, console)
-        parts = [ledger.spent(part) for part in PARTS]
-        console.print(_spent_table(parts, console.width))
-        for spent in parts:
-            _print_planned_cost(ledger, spent, console)
-        console.print(_reservation_table(ledger, console.width))
-
-
-def _print_restrictions(ledger: Ledger, console: Console) -> None:
-    """Print whether a cohort was lowered or closed, and when its second place was made anew."""
-    state = ledger.state()
+        cohort = ledger.cohort
+        state = ledger.state()
+        entries = ledger.entries()
+    say(console, _budget_line(cohort), wrapped=True)
     if state.closed:
-        console.print("It is closed.")
+        say(console, "It is closed.")
     elif state.lowered < math.inf:
-        console.print(f"Lowered to epsilon {rounded_up(state.lowered)}.")
-    for entry in ledger.entries():
+        say(console, f"Lowered to epsilon {rounded_up(state.lowered)}.")
+    for entry in entries:
         if entry.content["kind"] == RENEWED:
-            console.print(
-                f"The second place was made anew on {entry.content['time'][:19]} (UTC).",
-                markup=False,
+            say(console, f"The second place was made anew on {entry.content['time'][:19]} (UTC).")
+    parts = [spent(state, part) for part in PARTS]
+    console.print(_spent_table(parts, console.width))
+    for part in parts:
+        planned = planned_epsilon(state, part.part)
+        if planned is not None:
+            # The server could end the run early.
+            say(
+                console,
+                f"{part.part}: epsilon {rounded_up(part.epsilon)} holds for these {part.steps} "
+                "steps if where they end was fixed beforehand; if the server ends the run because "
+                f"of what it saw, its whole plan's, {rounded_up(planned)}, does, or the budget.",
+                wrapped=True,
             )
-
-
-def _print_planned_cost(ledger: Ledger, spent: Spent, console: Console) -> None:
-    """Print what a part's whole plan costs, where the server could end the run early."""
-    planned = planned_epsilon(ledger.state(), spent.part)
-    if planned is None:
-        return
-    console.print(
-        f"{spent.part}: epsilon {rounded_up(spent.epsilon)} holds for these {spent.steps} steps "
-        "if where they end was fixed beforehand; if the server ends the run because of what it "
-        f"saw, its whole plan's, {rounded_up(planned)}, does, or the budget.",
-        markup=False,
-    )
+    console.print(_reservation_table(state.reservations.values(), console.width))
 
 
 def verify_ledger(site_file: Path, console: Console) -> int:
@@ -181,37 +174,37 @@ def verify_ledger(site_file: Path, console: Console) -> int:
     Raises:
         UserError: If the site file names no ledger.
     """
-    problems, entry_count = ledger_problems(site_file)
+    problems = ledger_problems(site_file)
     if problems:
-        console.print("\n".join(problems), markup=False, soft_wrap=True)
+        say(console, "\n".join(problems))
         return 1
-    console.print(
+    with ledger_of(site_file) as ledger:
+        entry_count = len(ledger.entries())
+    say(
+        console,
         f"The ledger is sound: {count(entry_count)} entries, each bound to the one before; budget "
         "kept. (That no newer copy of both places exists shows only in a head that a server saw.)",
-        markup=False,
-        soft_wrap=True,
     )
     return 0
 
 
-def ledger_problems(site_file: Path) -> tuple[list[str], int]:
+def ledger_problems(site_file: Path) -> list[str]:
     """Check a site's ledger.
 
     Args:
         site_file: Names the ledger.
 
     Returns:
-        What is wrong, and the number of entries of a ledger that is sound.
+        What is wrong, a line of text each.
 
     Raises:
         UserError: If the site file names no ledger.
     """
     try:
         with ledger_of(site_file) as ledger:
-            problems = ledger.verify()
-            return problems, 0 if problems else len(ledger.entries())
+            return ledger.verify()
     except UnusableLedgerError as error:
-        return [str(error)], 0
+        return [str(error)]
 
 
 def export_ledger(site_file: Path) -> dict[str, Any]:
@@ -291,13 +284,13 @@ def _budget_line(cohort: Cohort) -> str:
 def _spent_table(parts: list[Spent], width: int) -> Table:
     rows = [
         (
-            spent.part,
-            count(spent.steps),
-            rounded_up(spent.epsilon),
-            METHODS[spent.method],
-            f"{rounded_up(spent.mu.mu)} ({spent.mu.kind})",
+            account.part,
+            count(account.steps),
+            rounded_up(account.epsilon),
+            METHODS[account.method],
+            f"{rounded_up(account.mu.mu)} ({account.mu.kind})",
         )
-        for spent in parts
+        for account in parts
     ]
     content = page_table(
         columns=("part", "steps", "epsilon", "by", "mu"), rows=rows, text_columns=(0, 3)
@@ -305,7 +298,7 @@ def _spent_table(parts: list[Spent], width: int) -> Table:
     return printed_table("Spent so far", content=content, width=width, expendable=("by",))
 
 
-def _reservation_table(ledger: Ledger, width: int) -> Table:
+def _reservation_table(reservations: Iterable[Reservation], width: int) -> Table:
     rows = [
         (
             row.time[:19].replace("T", " "),
@@ -317,7 +310,7 @@ def _reservation_table(ledger: Ledger, width: int) -> Table:
             count(row.steps),
             row.state,
         )
-        for row in ledger.rows()
+        for row in reservations
     ]
     content = page_table(
         columns=("time (UTC)", "part", "run", "round", "purpose", "first step", "steps", "state"),
@@ -332,13 +325,13 @@ def _reservation_table(ledger: Ledger, width: int) -> Table:
     )
 
 
-def _spent_values(spent: Spent) -> dict[str, Any]:
+def _spent_values(account: Spent) -> dict[str, Any]:
     return {
-        "part": spent.part,
-        "steps": spent.steps,
-        "epsilon": spent.epsilon,
-        "epsilon_method": spent.method,
-        "mu": spent.mu.mu,
-        "mu_kind": spent.mu.kind,
-        "history": write_history(spent.history),
+        "part": account.part,
+        "steps": account.steps,
+        "epsilon": account.epsilon,
+        "epsilon_method": account.method,
+        "mu": account.mu.mu,
+        "mu_kind": account.mu.kind,
+        "history": write_history(account.history),
     }

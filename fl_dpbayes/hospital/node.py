@@ -22,16 +22,18 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from importlib.metadata import version
 from pathlib import Path
-from stat import S_IMODE
 from types import ModuleType
 from typing import Any, NoReturn
 
 import tomli_w
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from fl_dpbayes.config import Connection
 from fl_dpbayes.engine.flower_command import APP_PROJECT, ENVIRONMENT
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.hospital.bundle import PROJECT, Bundle, decision, logger, read_bundle
+from fl_dpbayes.hospital.check_connection import secret_findings
 from fl_dpbayes.hospital.keys import site_connection
 
 SIGNER = "this-site"
@@ -56,9 +58,6 @@ class Gate:
     """
 
     def __init__(self, decide: Decide) -> None:
-        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-        from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-
         self.decide = decide
         self.checked_bundles: list[str] = []
         self._key = Ed25519PrivateKey.generate()
@@ -348,8 +347,10 @@ def start_node(site_file: Path) -> NoReturn:
     Raises:
         UserError: Without a connection, private keys or a gate that holds.
     """
-    connection = site_connection(site_file)[1]
-    _check_secrets(connection)
+    site, connection = site_connection(site_file)
+    for finding in secret_findings(site_file, site):
+        if finding.status == "FAIL":
+            raise UserError(f"{finding.message}: {finding.remedy}")
     home = _prepare_home()
     gate = Gate(lambda bundle, content, mismatch: decision(site_file, bundle, content, mismatch))
     install(gate)
@@ -416,21 +417,6 @@ def start_app(site_file: Path) -> NoReturn:
         str(connection.secret),
     ]
     os.execvp(command[0], command)
-
-
-def _check_secrets(connection: Connection) -> None:
-    """Refuse a certificate or key that is missing, or that others may read."""
-    allowed_modes = {connection.ca: 0o777, connection.key: 0o700, connection.secret: 0o770}
-    for path, allowed in allowed_modes.items():
-        if not path.is_file():
-            raise UserError(
-                f"{path} does not exist: ca.crt is the coordinator's, `fl-dpbayes site "
-                "keys` makes keys"
-            )
-        if S_IMODE(path.stat().st_mode) & ~allowed & 0o777:
-            raise UserError(
-                f"{path} can be read by others than it may: chmod {allowed & 0o640:o} {path}"
-            )
 
 
 def _prepare_home() -> Path:

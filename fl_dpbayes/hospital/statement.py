@@ -4,13 +4,12 @@ From its audit log and its ledger.
 """
 
 import re
-from collections import Counter
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
+import pandas
 from rich.console import Console
 
 from fl_dpbayes.config import (
@@ -25,6 +24,7 @@ from fl_dpbayes.config import (
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.files import ASKED, audit_log_path, read_audit_log
 from fl_dpbayes.hospital.audit import log_findings
+from fl_dpbayes.hospital.findings import say
 from fl_dpbayes.hospital.ledger import ledger_of
 from fl_dpbayes.privacy import PARTS, Entry, read_state, spent
 from fl_dpbayes.report import count, page_table, printed_table, rounded_up
@@ -32,21 +32,6 @@ from fl_dpbayes.report import count, page_table, printed_table, rounded_up
 RUN_CHARACTERS = 16
 REQUEST_CHARACTERS = 20
 ANSWER_CHARACTERS = 60
-
-
-@dataclass(frozen=True, order=True)
-class AnsweredRequest:
-    """Requests of one kind of a run that had the same answer.
-
-    Attributes:
-        run: The run's identity, cut to 16 characters.
-        request: The kind of message.
-        answer: The refusal, else the reason, else the decision.
-    """
-
-    run: str
-    request: str
-    answer: str
 
 
 def print_statement(site_file: Path, month: str, console: Console) -> int:
@@ -68,15 +53,11 @@ def print_statement(site_file: Path, month: str, console: Console) -> int:
         raise UserError(f"the month is {month[:20]!r}: write year and month, as 2026-11")
     site = read_site_file(site_file)
     lines = _read_log_lines(site_file)
-    console.print(
-        f"What left {site.name} in {month} (UTC), by {audit_log_path(site_file)}",
-        markup=False,
-        soft_wrap=True,
-    )
+    say(console, f"What left {site.name} in {month} (UTC), by {audit_log_path(site_file)}")
     status = _print_problems(site_file, site, console)
     first_time = min((str(line.get("time", "")) for line in lines), default="")
     if first_time[:7] >= month:
-        console.print(f"The log begins on {first_time[:19]}.", markup=False)
+        say(console, f"The log begins on {first_time[:19]}.")
     events = [
         line
         for line in lines
@@ -103,29 +84,12 @@ def _read_log_lines(site_file: Path) -> list[dict[str, Any]]:
 
 def _print_requests(events: list[dict[str, Any]], console: Console) -> None:
     """Print how often each request was answered how, and how much was sent."""
-    times = Counter[AnsweredRequest]()
-    arrays_sent = Counter[AnsweredRequest]()
-    bytes_sent = Counter[AnsweredRequest]()
-    for event in events:
-        request = _answered_request(event)
-        released = event.get("released") or {}
-        times[request] += 1
-        arrays_sent[request] += released.get("arrays", 0)
-        bytes_sent[request] += released.get("bytes", 0)
-    if not times:
-        console.print("No request came.")
+    if not events:
+        say(console, "No request came.")
         return
-    rows = [
-        (
-            request.run,
-            request.request,
-            request.answer,
-            count(times[request]),
-            count(arrays_sent[request]),
-            count(bytes_sent[request]),
-        )
-        for request in sorted(times)
-    ]
+    answers = pandas.DataFrame([_answer(event) for event in events])
+    sums = answers.groupby(["run", "request", "answer"]).sum()
+    rows = [(*names, *map(count, numbers)) for names, *numbers in sums.itertuples()]
     columns = ("run", "request", "answer", "times", "arrays sent", "bytes sent")
     table = printed_table(
         "Requests",
@@ -136,15 +100,20 @@ def _print_requests(events: list[dict[str, Any]], console: Console) -> None:
     console.print(table)
 
 
-def _answered_request(event: dict[str, Any]) -> AnsweredRequest:
+def _answer(event: dict[str, Any]) -> dict[str, str | int]:
+    """Say to which request of which run a line tells what answer, and how much was sent."""
     refusal = event.get("refusal") or {}
+    released = event.get("released") or {}
     refusal_text = f"{refusal.get('code', '')} {refusal.get('field', '')}".strip()
     answer = refusal_text or event.get("reason") or event.get("decision")
-    return AnsweredRequest(
-        run=outside_text(str(event.get("run", "–"))[:RUN_CHARACTERS], RUN_CHARACTERS),
-        request=outside_text(str(event.get("message")), REQUEST_CHARACTERS),
-        answer=outside_text(str(answer), ANSWER_CHARACTERS),
-    )
+    return {
+        "run": outside_text(str(event.get("run", "–"))[:RUN_CHARACTERS], RUN_CHARACTERS),
+        "request": outside_text(str(event.get("message")), REQUEST_CHARACTERS),
+        "answer": outside_text(str(answer), ANSWER_CHARACTERS),
+        "times": 1,
+        "arrays": released.get("arrays", 0),
+        "bytes": released.get("bytes", 0),
+    }
 
 
 def _print_spend(site_file: Path, month: str, console: Console) -> None:
@@ -168,17 +137,19 @@ def _print_spend(site_file: Path, month: str, console: Console) -> None:
             epsilon_before = spent_before.epsilon
         spent_after = spent(after, part)
         if spent_after.steps > steps_before:
-            console.print(
+            say(
+                console,
                 f"{part}: {counted(spent_after.steps - steps_before, 'step')}; "
                 f"epsilon {rounded_up(epsilon_before)} before, {rounded_up(spent_after.epsilon)} "
                 f"after, of {rounded_up(budget)}",
-                markup=False,
+                wrapped=True,
             )
     evaluations = len(after.evaluations)
     closed = "; the cohort is closed" if after.closed else ""
-    console.print(
+    say(
+        console,
         f"evaluations: {evaluations - len(before.evaluations)}, {evaluations} in all{closed}",
-        markup=False,
+        wrapped=True,
     )
 
 
@@ -192,11 +163,10 @@ def _print_clock(entries: list[Entry], console: Console) -> None:
     for earlier, later in pairwise(entries):
         month = earlier.content["time"][:7]
         if later.content["time"][:7] < month:
-            console.print(
+            say(
+                console,
                 f"the clock was set back before entry {later.position} of the ledger: "
                 f"this entry and those behind it count to no month before {month}",
-                markup=False,
-                soft_wrap=True,
             )
 
 
@@ -204,18 +174,12 @@ def _print_problems(site_file: Path, site: SiteFile, console: Console) -> int:
     """Print what log and ledger lack, and which code is not as approved; return the status."""
     changed_code = unapproved_code(site, site_file)
     for line in changed_code:
-        console.print(
-            f"CODE NOT AS APPROVED: {line}; every request is refused", markup=False, soft_wrap=True
-        )
+        say(console, f"CODE NOT AS APPROVED: {line}; every request is refused")
     problems = log_findings(site_file).problems
     for problem in problems:
-        console.print(f"GAP: {problem}", markup=False, soft_wrap=True)
+        say(console, f"GAP: {problem}")
     if problems:
-        console.print(
-            "What follows may lack lines: see  fl-dpbayes site audit verify",
-            markup=False,
-            soft_wrap=True,
-        )
+        say(console, "What follows may lack lines: see  fl-dpbayes site audit verify")
     return 1 if changed_code or problems else 0
 
 
@@ -225,8 +189,7 @@ def _print_code(events: list[dict[str, Any]], console: Console) -> None:
     answering_code = dict.fromkeys(str(event["code"]) for event in events if event.get("code"))
     for digest in answering_code:
         verb = "is" if digest == installed else "is NOT what is"
-        console.print(
+        say(
+            console,
             f"answered by code with SHA-256 {outside_text(digest)}, which {verb} installed now",
-            markup=False,
-            soft_wrap=True,
         )

@@ -24,20 +24,14 @@ from fl_dpbayes.privacy.filter import Budget, filter_orders
 from fl_dpbayes.privacy.gdp import gdp_mu
 from fl_dpbayes.privacy.ledger.account import Spent, planned_epsilon, spent
 from fl_dpbayes.privacy.ledger.cohort_creation import unit_sketch
+from fl_dpbayes.privacy.ledger.decision import Refused
 from fl_dpbayes.privacy.ledger.file import (
-    KEPT_LOGS,
     Entry,
     LedgerError,
     LedgerPlaceError,
     cohorts_of,
 )
-from fl_dpbayes.privacy.ledger.ledger import (
-    CohortChangedError,
-    Ledger,
-    Refused,
-    Reserved,
-    StoredReply,
-)
+from fl_dpbayes.privacy.ledger.ledger import CohortChangedError, Ledger, Reserved, StoredReply
 from fl_dpbayes.privacy.ledger.state import (
     PARTS,
     Cohort,
@@ -67,7 +61,6 @@ from fl_dpbayes.privacy.splits import in_recalibration_part, in_test_part, split
 from fl_dpbayes.privacy.streams import Streams
 
 __all__ = [
-    "KEPT_LOGS",
     "NOISE_TOLERANCE",
     "PARTS",
     "RENEWED",

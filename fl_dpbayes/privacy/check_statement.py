@@ -5,20 +5,17 @@ Its epsilon and mu are computed again from its history.
 
 import math
 from bisect import bisect_left, bisect_right
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
-
-import numpy as np
-import numpy.typing as npt
 
 from fl_dpbayes.config import Adjacency
 from fl_dpbayes.privacy.account import SMALL_DELTA
 from fl_dpbayes.privacy.events import (
     GaussianEvent,
     History,
+    covers,
     has_noise,
     joined,
     levels_of,
@@ -41,26 +38,11 @@ MOST_RATES = 4
 MOST_WORK = 2**21
 
 
-class StepKind(NamedTuple):
-    """Steps of equal noise and sampling rate are of one kind."""
-
-    noise_multiplier: float
-    sampling_rate: float
-
-
 class EpsilonRange(NamedTuple):
     """Between which values an epsilon lies."""
 
     least: float
     most: float
-
-
-@dataclass(frozen=True)
-class _SortedSteps:
-    """Noise multipliers in rising order, and how many steps have each one or a smaller one."""
-
-    noise_multipliers: npt.NDArray[np.float64]
-    counts: npt.NDArray[np.int64]
 
 
 def reply_metrics(reply: TrainReply, stretch: PlannedStretch) -> dict[str, int | float]:
@@ -164,13 +146,13 @@ def epsilon_bounds(history: History, delta: float, adjacency: Adjacency) -> Epsi
     kinds = _subsampled_kinds(history)
     unsampled = _unsampled_release(history)
     if len(kinds) <= MOST_KINDS:
-        epsilon = _affordable_epsilon((*_events_of(kinds), *unsampled), delta, adjacency)
+        epsilon = _affordable_epsilon((*kinds, *unsampled), delta, adjacency)
         if epsilon is not None:
             return EpsilonRange(epsilon, epsilon)
     # All in one kind transform one grid, which is never too much.
     for most_kinds in (MOST_KINDS // 2, 1):
-        cheaper = _events_of(_shared_kinds(kinds, most_kinds, cheaper=True))
-        dearer = _events_of(_shared_kinds(kinds, most_kinds, cheaper=False))
+        cheaper = _shared_kinds(kinds, most_kinds, cheaper=True)
+        dearer = _shared_kinds(kinds, most_kinds, cheaper=False)
         least = _affordable_epsilon((*cheaper, *unsampled), delta, adjacency)
         most = _affordable_epsilon((*dearer, *unsampled), delta, adjacency)
         if least is not None and most is not None:
@@ -254,36 +236,21 @@ def _continues(history: History, earlier: History) -> bool:
 
 
 def _covers(history: History, needed: History) -> bool:
-    """Say whether each needed step has a partner of the same rate in the history, hardly noisier.
-
-    The sets of partners are nested, so counting decides.
-    """
-    for rate in {event.sampling_rate for event in needed}:
-        wanted = _sorted_steps(needed, rate)
-        present = _sorted_steps(history, rate)
-        hardly_more = wanted.noise_multipliers * (1 + NOISE_TOLERANCE)
-        positions = np.searchsorted(present.noise_multipliers, hardly_more, side="right")
-        partners = np.concatenate([[0], present.counts])[positions]
-        if (partners < wanted.counts).any():
-            return False
-    return True
-
-
-def _sorted_steps(history: History, rate: float) -> _SortedSteps:
-    events = sorted(
-        (event.noise_multiplier, event.steps) for event in history if event.sampling_rate == rate
+    """Say whether each needed step has a hardly noisier partner of its rate in the history."""
+    return all(
+        covers(_at_rate(history, rate), _at_rate(needed, rate), NOISE_TOLERANCE)
+        for rate in {event.sampling_rate for event in needed}
     )
-    return _SortedSteps(
-        noise_multipliers=np.array([sigma for sigma, _ in events]),
-        counts=np.cumsum([steps for _, steps in events], dtype=np.int64),
-    )
+
+
+def _at_rate(history: History, rate: float) -> History:
+    return tuple(event for event in history if event.sampling_rate == rate)
 
 
 def _states_mu_of(statement: PrivacyStatement, history: History) -> bool:
     mu = gdp_mu(history, statement.adjacency)
-    if statement.mu_kind != mu.kind or (statement.mu is None) != math.isinf(mu.mu):
-        return False
-    return math.isclose(mu.mu, _infinite_if_none(statement.mu), rel_tol=MU_TOLERANCE)
+    stated_mu = _infinite_if_none(statement.mu)
+    return statement.mu_kind == mu.kind and math.isclose(mu.mu, stated_mu, rel_tol=MU_TOLERANCE)
 
 
 def _range_of_single_run(
@@ -360,16 +327,15 @@ def _with_few_kinds(history: History) -> History:
     if len(kinds) <= MOST_KINDS:
         return history
     unsampled = tuple(event for event in history if event.sampling_rate == 1)
-    return *unsampled, *_events_of(_shared_kinds(kinds, MOST_KINDS, cheaper=False))
+    return *unsampled, *_shared_kinds(kinds, MOST_KINDS, cheaper=False)
 
 
-def _subsampled_kinds(history: History) -> dict[StepKind, int]:
-    """Count the steps of each kind with subsampling."""
-    kinds: dict[StepKind, int] = Counter()
-    for event in history:
-        if event.sampling_rate < 1:
-            kinds[StepKind(event.noise_multiplier, event.sampling_rate)] += event.steps
-    return kinds
+def _subsampled_kinds(history: Iterable[GaussianEvent]) -> History:
+    """Join the steps with subsampling that are of one kind: of equal noise and sampling rate."""
+    subsampled = (event for event in history if event.sampling_rate < 1)
+    return joined(
+        sorted(subsampled, key=lambda event: (event.noise_multiplier, event.sampling_rate))
+    )
 
 
 def _unsampled_release(history: History) -> History:
@@ -380,9 +346,7 @@ def _unsampled_release(history: History) -> History:
     return levels_of(events)
 
 
-def _shared_kinds(
-    kinds: dict[StepKind, int], most_kinds: int, *, cheaper: bool
-) -> dict[StepKind, int]:
+def _shared_kinds(kinds: History, most_kinds: int, *, cheaper: bool) -> History:
     """Let steps share at most so many kinds, which cost less than theirs, or else more.
 
     Cheaper is more noise at a lower rate.
@@ -393,10 +357,10 @@ def _shared_kinds(
     sigmas = _rounded(
         [kind.noise_multiplier for kind in kinds], most_kinds // len(set(rates)), up=cheaper
     )
-    shared: dict[StepKind, int] = Counter()
-    for sigma, rate, steps in zip(sigmas, rates, kinds.values(), strict=True):
-        shared[StepKind(sigma, rate)] += steps
-    return shared
+    return _subsampled_kinds(
+        GaussianEvent(sigma, rate, kind.steps)
+        for sigma, rate, kind in zip(sigmas, rates, kinds, strict=True)
+    )
 
 
 def _rounded(values: list[float], most: int, *, up: bool) -> list[float]:
@@ -410,13 +374,6 @@ def _rounded(values: list[float], most: int, *, up: bool) -> list[float]:
         return [edges[bisect_left(edges, value)] for value in values]
     edges = distinct[::stride]
     return [edges[bisect_right(edges, value) - 1] for value in values]
-
-
-def _events_of(kinds: dict[StepKind, int]) -> History:
-    return tuple(
-        GaussianEvent(kind.noise_multiplier, kind.sampling_rate, steps)
-        for kind, steps in sorted(kinds.items())
-    )
 
 
 # Sites of equal noise and rate share an account.

@@ -118,18 +118,14 @@ def _shaped(values: npt.NDArray, size: Shape) -> Any:
     return values[0] if size is None else values.reshape(size)
 
 
-def _refuse(rule: str) -> NoReturn:
-    raise TypeError(f"{rule}: ask a generator of numpy for what hides nothing")
-
-
 def _require(holds: bool, rule: str) -> None:
     if not holds:
-        _refuse(rule)
+        raise TypeError(f"{rule}: ask a generator of numpy for what hides nothing")
 
 
 def _refusing_method(name: str) -> Any:
-    def refuse(self: CipherGenerator, *arguments: object, **options: object) -> NoReturn:
-        _refuse(f"there is no {name}() of ChaCha20")
+    def refuse(self: CipherGenerator, *arguments: object, **options: object) -> None:
+        _require(False, f"there is no {name}() of ChaCha20")
 
     return refuse
 

@@ -137,6 +137,43 @@ def write_history(history: History) -> list[list[float]]:
     return [[event.noise_multiplier, event.sampling_rate, event.steps] for event in history]
 
 
+def covers(stock: History, needed: History, tolerance: float = 0.0) -> bool:
+    """Say whether each needed step has a partner of its own in a stock that is hardly noisier.
+
+    Sampling rates are not looked at. The sets of partners are nested, so counting decides.
+
+    Args:
+        stock: Whose steps may be partners.
+        needed: Whose steps need one.
+        tolerance: By which fraction of its noise a partner may be noisier.
+
+    Returns:
+        Whether it does.
+    """
+    present = _rising_steps(stock)
+    wanted = _rising_steps(needed)
+    most_noise = wanted.noise_multipliers * (1 + tolerance)
+    positions = np.searchsorted(present.noise_multipliers, most_noise, side="right")
+    partners = np.concatenate([[0], present.counts])[positions]
+    return bool((partners >= wanted.counts).all())
+
+
+@dataclass(frozen=True)
+class _RisingSteps:
+    """Noise multipliers in rising order, and how many steps have each one or a smaller one."""
+
+    noise_multipliers: npt.NDArray[np.float64]
+    counts: npt.NDArray[np.int64]
+
+
+def _rising_steps(history: History) -> _RisingSteps:
+    events = sorted(history, key=lambda event: event.noise_multiplier)
+    return _RisingSteps(
+        noise_multipliers=np.array([event.noise_multiplier for event in events]),
+        counts=np.cumsum([event.steps for event in events], dtype=np.int64),
+    )
+
+
 def has_noise(history: History) -> bool:
     """Say whether every step that cost anything had noise above `LEAST_NOISE`.
 

@@ -14,7 +14,14 @@ import numpy as np
 import numpy.typing as npt
 
 from fl_dpbayes.config import Adjacency
-from fl_dpbayes.privacy.events import History, history_of_steps, noise_of_steps
+from fl_dpbayes.privacy.events import (
+    History,
+    covers,
+    history_of_steps,
+    noise_of_steps,
+    slice_history,
+    steps_of,
+)
 from fl_dpbayes.privacy.gdp import gdp_epsilon, gdp_mu
 from fl_dpbayes.privacy.planned_noise import largest_prefix
 from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon
@@ -189,15 +196,11 @@ def _admitted_by_schedule(schedule: History, spent: History, requested: History)
     """Count the steps that find a partner of no more noise in the stock, one for each."""
     if not schedule or any(event.sampling_rate > schedule[0].sampling_rate for event in requested):
         return 0
-    stock = np.sort(noise_of_steps(schedule))
-    spent_noise = noise_of_steps(spent)
-    requested_noise = noise_of_steps(requested)
 
     def fits(steps: int) -> bool:
-        needed = np.sort(np.concatenate([spent_noise, requested_noise[:steps]]))
-        return len(needed) <= len(stock) and bool((needed >= stock[: len(needed)]).all())
+        return covers(schedule, (*spent, *slice_history(requested, 0, steps)))
 
-    return _longest(len(requested_noise), fits)
+    return _longest(steps_of(requested), fits)
 
 
 def _longest(most: int, fits: Callable[[int], bool]) -> int:

@@ -7,7 +7,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +27,6 @@ from fl_dpbayes.schedules import (
     NoiseScale,
     PlannedChain,
     noise_multipliers,
-    noise_scale,
     noise_without_privacy,
     planned_step_sizes,
 )
@@ -54,7 +53,6 @@ class SolvedNoise:
             needs its floor.
         temperature: tau of the couplings `temperature`, `langevin` and `floor`.
         history: The steps as events.
-        epsilon: What the history costs at delta.
         delta: In (0, 1).
         adjacency: For which epsilon holds.
     """
@@ -63,9 +61,13 @@ class SolvedNoise:
     noise_multiplier: float | None
     temperature: float | None
     history: History
-    epsilon: float
     delta: float
     adjacency: Adjacency
+
+    @cached_property
+    def epsilon(self) -> float:
+        """What the history costs at delta."""
+        return pld_epsilon(self.history, self.delta, self.adjacency)
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,6 @@ def solve_plan(plan: TrainingPlan, units: int) -> SolvedNoise:
             noise_multiplier=None,
             temperature=privacy.temperature,
             history=(GaussianEvent(0.0, privacy.sampling_rate, plan.total_steps),),
-            epsilon=math.inf,
             delta=privacy.delta,
             adjacency=privacy.adjacency,
         )
@@ -129,6 +130,10 @@ def solve_plan(plan: TrainingPlan, units: int) -> SolvedNoise:
         units=units,
         friction=plan.sampler.momentum_lost,
     )
+
+
+# A site of a simulation and its server ask for the same in one process.
+_solved_plan = lru_cache(maxsize=256)(solve_plan)
 
 
 def solve_noise(
@@ -168,40 +173,40 @@ def solve_noise(
             noise_multiplier=noise_multiplier,
             temperature=temperature,
         )
-        history = history_of_steps(sigmas, plan.sampling_rate)
         return SolvedNoise(
             noise_multipliers=sigmas,
             noise_multiplier=noise_multiplier,
             temperature=temperature,
-            history=history,
-            epsilon=pld_epsilon(history, plan.delta, plan.adjacency),
+            history=history_of_steps(sigmas, plan.sampling_rate),
             delta=plan.delta,
             adjacency=plan.adjacency,
         )
 
-    def with_multiplier(noise_multiplier: float) -> SolvedNoise:
-        return with_noise(noise_multiplier, plan.temperature)
-
+    if not _is_solved(plan):
+        return with_noise(plan.noise_multiplier, plan.temperature)
+    if plan.coupling == "floor":
+        without_floor = with_noise(0.0, plan.temperature)
+        if without_floor.epsilon <= plan.epsilon:
+            return without_floor
     if plan.coupling in ("constant", "floor"):
-        if plan.noise_multiplier is not None:
-            return with_multiplier(plan.noise_multiplier)
-        if plan.coupling == "floor":
-            without_floor = with_multiplier(0.0)
-            if without_floor.epsilon <= plan.epsilon:
-                return without_floor
-        return _search_noise(plan, with_multiplier, np.ones(step_sizes.shape))
-    if plan.temperature is not None:
-        return with_noise(None, plan.temperature)
+        return _search_noise(
+            plan, lambda sigma: with_noise(sigma, plan.temperature), np.ones(step_sizes.shape)
+        )
     at_temperature_one = noise_multipliers(
         plan.coupling, step_sizes=step_sizes, scale=scale, temperature=1.0
     )
     least = float(at_temperature_one.min())
+    # sigma_t is proportional to sqrt(tau).
+    return _search_noise(
+        plan, lambda sigma: with_noise(None, (sigma / least) ** 2), at_temperature_one / least
+    )
 
-    def with_least_multiplier(noise_multiplier: float) -> SolvedNoise:
-        # sigma_t is proportional to sqrt(tau).
-        return with_noise(None, (noise_multiplier / least) ** 2)
 
-    return _search_noise(plan, with_least_multiplier, at_temperature_one / least)
+def _is_solved(plan: PrivacyPlan) -> bool:
+    """Say whether the plan leaves its coupling's free parameter to be solved."""
+    if plan.coupling in ("constant", "floor"):
+        return plan.noise_multiplier is None
+    return plan.temperature is None
 
 
 def solve_multiplier(
@@ -264,11 +269,8 @@ def largest_prefix(
     return bisect_left(range(1, steps), True, key=exceeds_budget)
 
 
-@lru_cache(maxsize=256)
 def planned_chain(plan: TrainingPlan, units: int) -> PlannedChain:
     """Compute the chain whose noise a site solves, to `NOISE_TOLERANCE`.
-
-    The noise is solved once for all sizes of a site, except under `floor`.
 
     Args:
         plan: The plan of the run.
@@ -281,25 +283,7 @@ def planned_chain(plan: TrainingPlan, units: int) -> PlannedChain:
         UserError: If no noise meets the budget.
         ValueError: If a decaying step size underflows to zero.
     """
-    privacy = plan.privacy
-    if isinstance(privacy, NoPrivacyPlan):
-        return PlannedChain(plan, units, noise_without_privacy(plan, units))
-    parameters = (privacy.noise_multiplier, privacy.temperature)
-    solved_units = units
-    has_multiplier = privacy.coupling in ("constant", "floor")
-    free_parameter = privacy.noise_multiplier if has_multiplier else privacy.temperature
-    if free_parameter is None:
-        solved_units = units if privacy.coupling == "floor" else 1
-        parameters = _solved_parameters(plan, solved_units)
-    noise_multiplier, temperature = parameters
-    sigmas = noise_multipliers(
-        privacy.coupling,
-        step_sizes=planned_step_sizes(plan),
-        scale=noise_scale(plan, solved_units),
-        noise_multiplier=noise_multiplier,
-        temperature=temperature,
-    )
-    return PlannedChain(plan, units, sigmas)
+    return PlannedChain(plan, units, _noise_at(plan, units).noise_multipliers)
 
 
 def chain_of_history(plan: TrainingPlan, units: int, history: History) -> PlannedChain:
@@ -337,7 +321,7 @@ def planned_stretch(plan: TrainingPlan, units: int, first_step: int, steps: int)
         ValueError: If a decaying step size underflows to zero.
     """
     chain = planned_chain(plan, units)
-    planned_history = _planned_history(plan, units)
+    planned_history = _noise_at(plan, units).history
     end = first_step + steps
     sizes = chain.step_sizes[first_step:end]
     temperatures = chain.temperatures[first_step:end]
@@ -355,20 +339,12 @@ def planned_stretch(plan: TrainingPlan, units: int, first_step: int, steps: int)
     )
 
 
-@lru_cache(maxsize=256)
-def _planned_history(plan: TrainingPlan, units: int) -> History:
-    """Return the whole plan as the events that a ledger holds; without privacy, without noise."""
-    sigmas = planned_chain(plan, units).noise_multipliers
-    if isinstance(plan.privacy, NoPrivacyPlan):
-        sigmas = 0 * sigmas
-    return history_of_steps(sigmas, plan.privacy.sampling_rate)
-
-
-@lru_cache(maxsize=1024)
-def _solved_parameters(plan: TrainingPlan, units: int) -> tuple[float | None, float | None]:
-    """Return sigma and the temperature, one of which the coupling leaves to be solved."""
-    solved = solve_plan(plan, units)
-    return solved.noise_multiplier, solved.temperature
+def _noise_at(plan: TrainingPlan, units: int) -> SolvedNoise:
+    """Solve the noise of a plan; once for all sizes of a site where it does not depend on them."""
+    privacy = plan.privacy
+    if isinstance(privacy, PrivacyPlan) and _is_solved(privacy) and privacy.coupling != "floor":
+        return _solved_plan(plan, 1)
+    return _solved_plan(plan, units)
 
 
 def _search_noise(

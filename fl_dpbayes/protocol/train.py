@@ -112,6 +112,10 @@ def reply_bytes(plan: TrainingPlan, first_step: int, steps: int, parameters: int
     return 4 * parameters * (samples + len(plan.sampler.state_vectors))
 
 
+# By the privacy-loss distribution of one fixed schedule, or by the filter that counts across runs.
+EpsilonMethod = Literal["pld", "rdp filter", "gdp filter"]
+
+
 class PrivacyStatement(Message):
     """What a run has cost a cohort so far, as its site accounts for it.
 
@@ -125,7 +129,7 @@ class PrivacyStatement(Message):
     adjacency: Adjacency
     delta: Probability
     epsilon: NonNegative | None
-    epsilon_method: Literal["pld", "rdp filter", "gdp filter"]
+    epsilon_method: EpsilonMethod
     mu: NonNegative | None
     mu_kind: Literal["exact", "clt"]
     steps: StepCount

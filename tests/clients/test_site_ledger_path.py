@@ -208,11 +208,11 @@ def test_other_number_of_units_changes_no_noise_of_a_run(site) -> None:
     langevin = {"coupling": "langevin"}
     head_of(site.train(privacy=langevin))
     with site.ledger() as ledger:
-        planned = ledger.planned("train", "ab" * 16, "train")
+        planned = ledger.state().planned("train", "ab" * 16, "train")
     site.write(ROWS, units=38)
     head_of(site.train(round=2, first_step=1, privacy=langevin))
     with site.ledger() as ledger:
-        assert ledger.planned("train", "ab" * 16, "train") == planned
+        assert ledger.state().planned("train", "ab" * 16, "train") == planned
         assert ledger.spent("train").history == ledger.state().spent_in("train")
         noises = [
             {event.noise_multiplier for event in found.history}

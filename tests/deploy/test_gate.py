@@ -46,8 +46,8 @@ def site_file(tmp_path, monkeypatch):
         update={"connection": Connection(superlink="localhost:1")}
     )
     write_site_file(record, tmp_path / "north.toml")
-    for name, mode in (("node.key", 0o600), ("node.secret", 0o640), ("ca.crt", 0o644)):
-        (tmp_path / name).touch(mode)
+    make_keys(tmp_path / "north.toml", Console(quiet=True))
+    (tmp_path / "ca.crt").touch()
     return tmp_path / "north.toml"
 
 
@@ -224,9 +224,15 @@ def test_node_does_not_start_with_a_key_that_others_read(site_file, name, mode) 
     )
 
 
+def test_node_does_not_start_with_a_key_that_is_none(site_file) -> None:
+    (site_file.parent / "node.key").write_text("no key")
+    refused("node.key is no private key .*site keys SITE_FILE", node.start_node, site_file)
+
+
 def test_keys_that_cannot_all_be_written_are_made_anew(site_file) -> None:
     key, public = (site_file.parent / name for name in ("node.key", "north.pub"))
     key.unlink()
+    public.unlink()
     public.mkdir()
     with pytest.raises(UserError, match=r"north.pub cannot be written"):
         make_keys(site_file, Console(quiet=True))

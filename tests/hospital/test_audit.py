@@ -15,9 +15,11 @@ import pytest
 from fl_dpbayes.config.approvals import node_log
 from fl_dpbayes.config.site_file import read_site_file
 from fl_dpbayes.data.site_ledger import create_ledger
+from fl_dpbayes.errors import UserError
 from fl_dpbayes.files import audit_log
 from fl_dpbayes.files.audit_chain import read_chain_of_log
 from fl_dpbayes.files.audit_log import audit_log_path, mark_path, read_audit_log, record
+from fl_dpbayes.files.hash_chain import chain_head
 from fl_dpbayes.hospital.audit import log_findings
 from fl_dpbayes.hospital.bundle import decision, read_bundle
 from fl_dpbayes.privacy.ledger import file as ledger_file
@@ -133,7 +135,7 @@ def rehashed(lines: list[str]) -> list[str]:
         event.pop("head")
         event["number"] = number
         text = json.dumps(event)[:-1]
-        head = audit_log._head(head, text)
+        head = chain_head(head, text)
         made.append(f"{text}{audit_log._tail(head)}")
     return made
 
@@ -422,6 +424,23 @@ def test_mark_that_is_no_mark_is_told_and_the_log_goes_on(tmp_path, mark: str) -
         record(site_file, {"decision": "answered"})
     mark_path(audit_log_path(site_file)).write_text(MARKS[mark])
     assert "is missing" in read_chain_of_log(site_file).problems[0]
+
+
+@pytest.mark.parametrize("place", ["log", "mark"])
+def test_pipe_in_place_of_the_log_is_refused_and_nobody_waits_for_it(asked, place: str) -> None:
+    log = audit_log_path(asked.path)
+    path = log if place == "log" else mark_path(log)
+    path.unlink()
+    os.mkfifo(path)
+    with asked.ledger() as ledger:
+        head = ledger.head()
+    assert refusal_of(asked.train(round=3, first_step=2)) == ("AUDIT_LOG_ERROR", "")
+    with asked.ledger() as ledger:
+        assert ledger.head() == head
+    with pytest.raises(audit_log.AuditLogError, match="it is no regular file"):
+        record(asked.path, {})
+    with pytest.raises(UserError, match="cannot be read: it is no regular file"):
+        log_findings(asked.path)
 
 
 def test_line_that_was_made_too_deep_to_read_is_told(asked, command) -> None:

@@ -23,7 +23,7 @@ from flwr.superlink.servicer.fleet.fleet_handlers import activate_node
 
 from fl_dpbayes.config.site_file import Connection
 from fl_dpbayes.coordinator.certificates import write_certificates
-from fl_dpbayes.hospital.check_connection import connection_findings
+from fl_dpbayes.hospital.check_connection import connection_findings, secret_findings
 from fl_dpbayes.hospital.findings import Finding
 from fl_dpbayes.hospital.keys import write_new
 
@@ -98,18 +98,20 @@ def try_way(server, places, tmp_path):
     )
     own = tmp_path / "node.key"
     write_new(own, key, 0o600)
+    write_new(tmp_path / "node.secret", b"secret", 0o640)
 
     def tried(**changes: object) -> dict[str, Finding]:
         values = {
             "superlink": f"localhost:{server.server_port}",
             "ca": places[0] / "ca.crt",
             "key": own,
+            "secret": tmp_path / "node.secret",
         }
         connection = Connection.model_validate(values | changes)
-        return {
-            finding.subject: finding
-            for finding in connection_findings(SimpleNamespace(connection=connection))
-        }
+        site_file = SimpleNamespace(connection=connection)
+        path = tmp_path / "north.toml"
+        findings = [*secret_findings(path, site_file), *connection_findings(path, site_file)]
+        return {finding.subject: finding for finding in findings}
 
     return tried
 
@@ -181,7 +183,13 @@ def test_key_that_the_server_does_not_know_or_others_may_read(server, try_way, t
     (tmp_path / "node.key").chmod(0o644)
     found = try_way()
     assert (only_failure(found)[0], found["registration"].status) == ("key", "SKIP")
-    assert only_failure(try_way(key=tmp_path / "absent"))[1].endswith("does not exist")
+    assert only_failure(try_way(key=tmp_path / "absent.key"))[1].endswith("does not exist")
+    (tmp_path / "node.key").chmod(0o600)
+    server.known = True
+    (tmp_path / "node.secret").chmod(0o644)
+    assert only_failure(try_way())[1].endswith("node.secret can be read by others than it may")
+    (tmp_path / "node.secret").unlink()
+    assert only_failure(try_way())[1].endswith("node.secret does not exist")
 
 
 def test_server_that_does_not_ask_for_keys(server, try_way) -> None:

@@ -5,7 +5,6 @@ import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Literal
 
 from fl_dpbayes.privacy.events import History, steps_of
 from fl_dpbayes.privacy.filter import admitted_steps, filter_epsilon
@@ -21,6 +20,7 @@ from fl_dpbayes.privacy.ledger.file import (
 from fl_dpbayes.privacy.ledger.state import PARTS, LedgerState, Part, read_state
 from fl_dpbayes.privacy.ledger.takeover import MOST_TAKEOVERS
 from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon, prefix_epsilon
+from fl_dpbayes.protocol import EpsilonMethod
 
 # Sums made in another order may differ in their last bits.
 _ROUNDING = 1 + 1e-9
@@ -44,7 +44,7 @@ class Spent:
     history: History
     steps: int
     epsilon: float
-    method: Literal["pld", "rdp filter", "gdp filter"]
+    method: EpsilonMethod
     mu: GdpMu
 
 

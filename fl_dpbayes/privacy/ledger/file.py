@@ -5,13 +5,11 @@ entry is bound to all before it by a hash, so none can be changed or dropped.
 """
 
 import json
-import resource
 import secrets
 import sqlite3
-import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -29,7 +27,6 @@ LOCK_TIMEOUT_SECONDS = 600.0
 RETRY_SECONDS = 0.01
 # A log takes a mebibyte on the disk, and a tenth of that in memory.
 LOG_PAGES = 250
-MOST_LOGS = 1000
 NETWORK_FILE_SYSTEMS = frozenset(
     {
         "nfs",
@@ -126,7 +123,10 @@ def open_ledger_file(path: Path, durability: Durability, *, create: bool) -> sql
             if not create:
                 _require_format(connection, path)
             _write_ahead(connection)
-            connection.execute(f"PRAGMA synchronous = {durability.upper()}")
+            # Without it nothing waits for the disk: what a dead process wrote is in the system's
+            # memory.
+            synchronous = "FULL" if durability == "full" else "OFF"
+            connection.execute(f"PRAGMA synchronous = {synchronous}")
             connection.execute(f"PRAGMA wal_autocheckpoint = {LOG_PAGES}")
             # Some builds of SQLite write zeros over all that is deleted. Here that protects
             # nothing: a bank on the same disk holds it as well.
@@ -248,76 +248,24 @@ def network_file_system(path: Path, mounts: str) -> str | None:
     Returns:
         A name such as `nfs4`; None if it lies on another file system.
     """
-    longest = -1
-    kind = ""
-    for mount in _mount_points(mounts):
-        length = len(mount.parts)
-        # Of two mounts at one place the later one counts.
-        if path.parts[:length] == mount.parts and length >= longest:
-            longest = length
-            kind = mount.kind
+    holding = [point for point in _mount_points(mounts) if path.is_relative_to(point[0])]
+    if not holding:
+        return None
+    # Of two mounts at one place the later one counts, and sorting keeps their order.
+    _, kind = sorted(holding, key=lambda point: len(point[0].parts))[-1]
     return kind if kind in NETWORK_FILE_SYSTEMS else None
 
 
-@dataclass(frozen=True)
-class _MountPoint:
-    """Where a file system is mounted, by the parts of its path, and the file system's kind."""
-
-    parts: tuple[str, ...]
-    kind: str
-
-
 @lru_cache(maxsize=1)
-def _mount_points(mounts: str) -> list[_MountPoint]:
+def _mount_points(mounts: str) -> list[tuple[Path, str]]:
+    """List where file systems are mounted, and the kind of each."""
     points = []
     for line in mounts.splitlines():
         if line.count(" ") > 1:
             _, place, kind, *_ = line.split(" ")
             # The kernel writes a blank in a mount point as \040.
-            path = Path(place.encode().decode("unicode_escape"))
-            points.append(_MountPoint(parts=path.parts, kind=kind))
+            points.append((Path(place.encode().decode("unicode_escape")), kind))
     return points
-
-
-class KeptLogs(threading.local):
-    """Connections that keep simulated ledgers' write-ahead logs, each thread its own.
-
-    Without them every message would close the last connection to a ledger, and SQLite would fold
-    the log in and remove it: three waits for the disk. A log that is kept survives the death of
-    the process as one does between two changes.
-    """
-
-    def __init__(self) -> None:
-        self._most_logs = 0
-        self._connections: dict[Path, sqlite3.Connection] = {}
-
-    @contextmanager
-    def lasting(self) -> Iterator[None]:
-        """Keep the logs of as many ledgers as open files allow, until the context ends."""
-        most_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self._most_logs = min(MOST_LOGS, most_files // 8)
-        self._connections = {}
-        try:
-            yield
-        finally:
-            self._most_logs = 0
-            while self._connections:
-                _, connection = self._connections.popitem()
-                connection.close()
-
-    def close(self, path: Path, connection: sqlite3.Connection) -> None:
-        """Close a connection; the first one of a file leaves another one that keeps the log."""
-        # A log that cannot be kept costs time alone.
-        with closing(connection), suppress(sqlite3.Error):
-            if path not in self._connections and len(self._connections) < self._most_logs:
-                # A fresh one: statements that the closed one has prepared hold the last reply that
-                # was bound to them.
-                log_connection = connect(path.resolve(), "rw", timeout=5.0)
-                self._connections[path] = log_connection
-                log_connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
-
-
-KEPT_LOGS = KeptLogs()
 
 
 def _refuse_network(path: Path) -> None:

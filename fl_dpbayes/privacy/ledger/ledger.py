@@ -18,16 +18,12 @@ from typing import Any, NoReturn
 
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.files import KEPT, AuditLine
-from fl_dpbayes.privacy.events import slice_history, write_history
-from fl_dpbayes.privacy.filter import (
-    SpendingRule,
-    admitted_steps,
-    choose_rule,
-    filter_epsilon,
-)
+from fl_dpbayes.privacy.events import write_history
+from fl_dpbayes.privacy.filter import SpendingRule
 from fl_dpbayes.privacy.ledger import file as ledger_file
 from fl_dpbayes.privacy.ledger.account import Spent, ledger_problems, reply_body, spent
 from fl_dpbayes.privacy.ledger.cohort_creation import Describe, create_cohort, require_other_units
+from fl_dpbayes.privacy.ledger.decision import Admitted, Completed, LeftOpen, Refused, decide
 from fl_dpbayes.privacy.ledger.file import (
     Entry,
     LedgerError,
@@ -40,13 +36,11 @@ from fl_dpbayes.privacy.ledger.state import (
     Cohort,
     LedgerState,
     Part,
-    PlanKey,
     Reservation,
     Spending,
-    StoredPlan,
     VerifiedChain,
 )
-from fl_dpbayes.privacy.ledger.takeover import is_worked_on, may_take_over, this_process
+from fl_dpbayes.privacy.ledger.takeover import this_process
 from fl_dpbayes.privacy.ledger.witness import LedgerPlace, advance_witness, check_witness
 from fl_dpbayes.protocol import RefusalCode
 
@@ -75,19 +69,6 @@ class StoredReply:
     """The reply to the same request, sent before."""
 
     body: bytes
-
-
-@dataclass(frozen=True)
-class Refused:
-    """Why nothing may run.
-
-    Attributes:
-        code: The reason.
-        field: Of the request, which caused it; "" if none did.
-    """
-
-    code: RefusalCode
-    field: str = ""
 
 
 class Ledger:
@@ -214,25 +195,19 @@ class Ledger:
 
     def close(self) -> None:
         """Close the file."""
-        if self._place.durability == "full":
-            self._connection.close()
-            return
-        ledger_file.KEPT_LOGS.close(self._place.path, self._connection)
-        KEPT.put(
-            _cache_key(self._place, self.cohort.name),
-            value=self._chain,
-            size=self._chain.size,
-            files=_ledger_files(self._place),
-        )
+        self._connection.close()
+        if self._place.durability == "normal":
+            KEPT.put(
+                _cache_key(self._place, self.cohort.name),
+                value=self._chain,
+                size=self._chain.size,
+                files=_ledger_files(self._place),
+            )
 
     def reserve(
         self, spending: Spending, echoed_head: str | None = None
     ) -> Reserved | StoredReply | Refused:
         """Set steps aside for a request, before any of them runs.
-
-        A run has one plan, and no later round may ask for a step of an earlier one: so a run never
-        releases more than its plan, which a site's policy bounds, however much budget the cohort
-        has left.
 
         Args:
             spending: What the request asks to spend.
@@ -251,16 +226,19 @@ class Ledger:
                 return Refused(RefusalCode.LEDGER_ROLLED_BACK, "ledger_head")
             if state.closed:
                 return Refused(RefusalCode.COHORT_CLOSED)
-            plan = state.plans.get(spending.plan_key)
-            if plan is not None and plan != StoredPlan(spending.plan_digest, spending.plan):
-                return Refused(RefusalCode.PLAN_CHANGED, "plan")
-            answer = self._answer_again(state, spending)
-            if answer is None:
-                answer = self._reserve_new(state, spending)
-            if isinstance(answer, Reserved):
-                before_round = spending.round if spending.part == "train" else math.inf
-                self._delete_replies(state, spending.run, before_round)
-            return answer
+            decision = decide(state, spending)
+            match decision:
+                case Refused():
+                    return decision
+                case Completed(earlier):
+                    return self._stored_reply(state, earlier)
+                case LeftOpen(earlier):
+                    reserved = self._take_over(earlier)
+                case Admitted(rule, steps):
+                    reserved = self._reserve(state, spending, rule, steps)
+            before_round = spending.round if spending.part == "train" else math.inf
+            self._delete_replies(state, spending.run, before_round)
+            return reserved
 
     def count_evaluation(
         self, run: str, request_digest: str, per_run: float, life: float
@@ -349,10 +327,6 @@ class Ledger:
         with self._end_of(reservation):
             return self._append("failed", {"reservation": reservation}).head
 
-    def planned(self, part: Part, run: str, purpose: str) -> StoredPlan | None:
-        """Return a run's plan as its first request fixed it, so that its noise is solved once."""
-        return self.state().plans.get(PlanKey(part, run, purpose))
-
     def record_data_version(self, describe: Describe) -> None:
         """Note which version of the records is used from now on.
 
@@ -435,8 +409,8 @@ class Ledger:
 
     @contextmanager
     def _end_of(self, reservation: int) -> Iterator[None]:
-        with self._change():
-            self._require_held(reservation)
+        with self._change() as state:
+            _require_held(state, reservation)
             yield
         self._held.discard(reservation)
 
@@ -446,45 +420,18 @@ class Ledger:
             context["log"] = dataclasses.asdict(self.asked_in)
         return append_entry(self._connection, kind, context | content)
 
-    def _answer_again(
-        self, state: LedgerState, spending: Spending
-    ) -> Reserved | StoredReply | Refused | None:
-        """Answer a request that was made before, or that a request before stands against."""
-        of_plan = [
-            reservation
-            for reservation in state.reservations.values()
-            if reservation.plan_key == spending.plan_key
-        ]
-        of_round = [reservation for reservation in of_plan if reservation.round == spending.round]
-        for earlier in of_plan:
-            if earlier.round != spending.round and earlier.overlaps(spending):
-                return Refused(RefusalCode.POLICY_DENIED, "first_step")
-        for earlier in of_round:
-            if earlier.request_digest != spending.request_digest:
-                return Refused(RefusalCode.REQUEST_CHANGED, "round")
-        for earlier in of_round:
-            if earlier.state == "done":
-                return self._stored_reply(state, earlier)
-        if any(is_worked_on(earlier) for earlier in of_round):
-            return Refused(RefusalCode.ALREADY_RESERVED, "round")
-        for earlier in of_round:
-            if may_take_over(earlier):
-                return self._take_over(earlier)
-        return None
-
     def _stored_reply(self, state: LedgerState, reservation: Reservation) -> StoredReply:
-        if not state.is_needed(reservation) and not self._holds_reply(reservation.identity):
+        if not state.is_needed(reservation) and reservation.identity not in self._stored_replies():
             raise LedgerError(
                 f"the reply to round {reservation.round} was let go when a later round was asked "
                 "for: a simulated site keeps the reply to its last round alone"
             )
         return StoredReply(reply_body(self._connection, state, reservation.identity))
 
-    def _holds_reply(self, reservation: int) -> bool:
-        row = self._connection.execute(
-            "SELECT 1 FROM reply WHERE reservation = ?", (reservation,)
-        ).fetchone()
-        return row is not None
+    def _stored_replies(self) -> list[int]:
+        """List the reservations whose replies are stored."""
+        rows = self._connection.execute("SELECT reservation FROM reply").fetchall()
+        return [identity for (identity,) in rows]
 
     def _take_over(self, reservation: Reservation) -> Reserved:
         entry = self._append(
@@ -498,47 +445,20 @@ class Ledger:
         self._held.add(reservation.identity)
         return Reserved(reservation.identity, steps=reservation.steps, head=entry.head)
 
-    def _reserve_new(self, state: LedgerState, spending: Spending) -> Reserved | Refused:
-        budget = state.most()
-        rule = state.rules.get(spending.part)
-        if rule is None:
-            rule = choose_rule(spending.plan, budget, self.cohort.planned_runs)
-        requested = slice_history(spending.plan, spending.first_step, spending.steps)
-        # A stock of steps was bought as a whole, for what it costs together: a lowered budget
-        # admits all of it or nothing.
-        stock_was_cut = rule.name == "fixed schedule" and budget != state.budget()
-        if stock_was_cut and filter_epsilon(rule, requested, budget) > budget.epsilon:
-            return Refused(RefusalCode.BUDGET_EXHAUSTED)
-        steps = admitted_steps(
-            rule, spent=state.spent_in(spending.part), requested=requested, budget=budget
-        )
-        if steps == 0:
-            return Refused(RefusalCode.BUDGET_EXHAUSTED)
+    def _reserve(
+        self, state: LedgerState, spending: Spending, rule: SpendingRule, steps: int
+    ) -> Reserved:
         if spending.part not in state.rules:
-            self._append_rule(spending.part, rule)
+            schedule = write_history(rule.schedule)
+            self._append("rule", {"part": spending.part, "rule": rule.name, "schedule": schedule})
+        key = spending.plan_key._asdict()
         if spending.plan_key not in state.plans:
-            self._append_plan(spending)
-        return self._append_reservation(spending, steps)
-
-    def _append_rule(self, part: Part, rule: SpendingRule) -> None:
-        schedule = write_history(rule.schedule)
-        self._append("rule", {"part": part, "rule": rule.name, "schedule": schedule})
-
-    def _append_plan(self, spending: Spending) -> None:
-        self._append(
-            "plan",
-            {
-                **spending.plan_key._asdict(),
-                "digest": spending.plan_digest,
-                "history": write_history(spending.plan),
-            },
-        )
-
-    def _append_reservation(self, spending: Spending, steps: int) -> Reserved:
+            history = write_history(spending.plan)
+            self._append("plan", {**key, "digest": spending.plan_digest, "history": history})
         entry = self._append(
             "reserved",
             {
-                **spending.plan_key._asdict(),
+                **key,
                 "round": spending.round,
                 "request_digest": spending.request_digest,
                 "steps": steps,
@@ -558,7 +478,7 @@ class Ledger:
         """
         if self._place.durability == "full":
             return
-        for (identity,) in self._connection.execute("SELECT reservation FROM reply").fetchall():
+        for identity in self._stored_replies():
             reservation = state.reservations.get(identity)
             if (
                 reservation is not None
@@ -571,25 +491,23 @@ class Ledger:
     def _note_interrupted(self) -> None:
         if not self._held:
             return
-        with self._change():
-            reservations = self.state().reservations
-            for identity in sorted(self._held & reservations.keys()):
-                reservation = reservations[identity]
+        with self._change() as state:
+            for identity in sorted(self._held & state.reservations.keys()):
+                reservation = state.reservations[identity]
                 if reservation.state == "reserved" and reservation.process == this_process():
                     self._append("interrupted", {"reservation": identity})
 
-    def _require_held(self, identity: int) -> None:
-        reservation = self.state().reservations.get(identity)
-        if reservation is None or reservation.state != "reserved":
-            status = "unknown" if reservation is None else reservation.state
-            raise LedgerError(
-                f"reservation {identity} is {status}: only an open one can be completed or failed"
-            )
-        # A process that was taken for dead must not end the attempt that took its place.
-        if reservation.process != this_process():
-            raise LedgerError(
-                f"reservation {identity} is held by another process, which took it over"
-            )
+
+def _require_held(state: LedgerState, identity: int) -> None:
+    reservation = state.reservations.get(identity)
+    if reservation is None or reservation.state != "reserved":
+        status = "unknown" if reservation is None else reservation.state
+        raise LedgerError(
+            f"reservation {identity} is {status}: only an open one can be completed or failed"
+        )
+    # A process that was taken for dead must not end the attempt that took its place.
+    if reservation.process != this_process():
+        raise LedgerError(f"reservation {identity} is held by another process, which took it over")
 
 
 def _refuse_unknown_cohort(

@@ -54,9 +54,9 @@ class PlanKey(NamedTuple):
     purpose: str
 
 
-@dataclass(frozen=True)
-class Spending:
-    """What a request asks to spend.
+@dataclass(frozen=True, kw_only=True)
+class StepsOfPlan:
+    """Steps of a run's plan that a request asks for.
 
     Attributes:
         part: Of the cohort, which pays.
@@ -64,13 +64,8 @@ class Spending:
         round: Of the run.
         purpose: What the part is used for, such as "train" or "evaluate 3".
         request_digest: SHA-256 of the request without the head that it echoes.
-        plan_digest: SHA-256 of the plan as the request states it.
-        plan: Events of the whole run, in the order of the steps, at one sampling rate.
-        first_step: First step of the plan that is asked for, from 0.
-        steps: How many are asked for, > 0.
-
-    Raises:
-        ValueError: If the plan is empty or has several sampling rates, or the steps lie outside it.
+        first_step: First step of the plan, from 0.
+        steps: How many, > 0.
     """
 
     part: Part
@@ -78,10 +73,34 @@ class Spending:
     round: int
     purpose: str
     request_digest: str
-    plan_digest: str
-    plan: History
     first_step: int
     steps: int
+
+    @property
+    def plan_key(self) -> PlanKey:
+        """Of the plan that the steps belong to."""
+        return PlanKey(self.part, self.run, self.purpose)
+
+    @property
+    def end_step(self) -> int:
+        """The step after the last one."""
+        return self.first_step + self.steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spending(StepsOfPlan):
+    """What a request asks to spend.
+
+    Attributes:
+        plan_digest: SHA-256 of the plan as the request states it.
+        plan: Events of the whole run, in the order of the steps, at one sampling rate.
+
+    Raises:
+        ValueError: If the plan is empty or has several sampling rates, or the steps lie outside it.
+    """
+
+    plan_digest: str
+    plan: History
 
     def __post_init__(self) -> None:
         planned = steps_of(self.plan)
@@ -93,31 +112,16 @@ class Spending:
                 f"{planned} steps"
             )
 
-    @property
-    def plan_key(self) -> PlanKey:
-        """Of the plan that the steps belong to."""
-        return PlanKey(self.part, self.run, self.purpose)
 
-    @property
-    def end_step(self) -> int:
-        """The step after the last one that is asked for."""
-        return self.first_step + self.steps
-
-
-@dataclass(frozen=True)
-class Reservation:
+@dataclass(frozen=True, kw_only=True)
+class Reservation(StepsOfPlan):
     """Steps that were set aside for a request before they ran; they count whatever became of them.
+
+    Its `steps` are those that were admitted.
 
     Attributes:
         identity: Position of its entry in the chain.
         time: When it was made, ISO 8601.
-        part: Of the cohort, which pays.
-        run: Identifies the run.
-        round: Of the run.
-        purpose: As of its `Spending`.
-        request_digest: As of its `Spending`.
-        first_step: As of its `Spending`.
-        steps: How many were admitted.
         process: Which process works on it, or did last.
         state: `reserved` until the reply is stored (`done`) or the work is given up (`failed`).
         takeovers: How often a process went on with what a dead one had left open.
@@ -127,28 +131,11 @@ class Reservation:
 
     identity: int
     time: str
-    part: Part
-    run: str
-    round: int
-    purpose: str
-    request_digest: str
-    first_step: int
-    steps: int
     process: str
     state: ReservationState = "reserved"
     takeovers: int = 0
     durability: Durability = "normal"
     interrupted: bool = False
-
-    @property
-    def plan_key(self) -> PlanKey:
-        """Of the plan that the steps belong to."""
-        return PlanKey(self.part, self.run, self.purpose)
-
-    @property
-    def end_step(self) -> int:
-        """The step after the last one that was set aside."""
-        return self.first_step + self.steps
 
     def overlaps(self, spending: Spending) -> bool:
         """Say whether a step set aside here is asked for again."""
@@ -226,6 +213,10 @@ class LedgerState:
         """Return what each part may spend from now on: the budget, or less if a command said so."""
         budget = self.budget()
         return replace(budget, epsilon=min(budget.epsilon, self.lowered))
+
+    def planned(self, part: Part, run: str, purpose: str) -> StoredPlan | None:
+        """Return a run's plan as its first request fixed it, so that its noise is solved once."""
+        return self.plans.get(PlanKey(part, run, purpose))
 
     def plan_of(self, reservation: Reservation) -> History:
         """Return the events of the whole run that a reservation belongs to."""

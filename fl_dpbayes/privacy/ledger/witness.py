@@ -22,7 +22,6 @@ from fl_dpbayes.privacy.ledger.file import Durability, LedgerError, ledger_error
 
 FORMAT = 1
 MOST_BYTES = 65_536
-LINE_BYTES = 512
 RENEWED = "second place made anew"
 # What SQLite can count to.
 _POSITIONS = 2**63
@@ -135,9 +134,12 @@ def read_witness(place: LedgerPlace) -> WitnessRecord:
         "there away and run  "
         "fl-dpbayes site ledger repair SITE_FILE  (docs/ledger.md says what that gives up)"
     )
+    record = None
     try:
-        with place.witness.open("rb") as file:
-            record = _parse_record(file.read(MOST_BYTES))
+        # Whoever opens a pipe waits for its other end.
+        if not place.witness.is_fifo():
+            with place.witness.open("rb") as file:
+                record = _parse_record(file.read(MOST_BYTES))
     except FileNotFoundError:
         raise LedgerError(
             f"the second place {place.witness} of ledger {place.path} does not exist: {remedy}"
@@ -167,13 +169,8 @@ def write_witness(place: LedgerPlace, position: int, head: str) -> None:
     text = json.dumps(
         {"format": FORMAT, "ledger": place.seen_from_witness, "position": position, "head": head}
     )
-    line = f"{text:<{LINE_BYTES - 1}}\n".encode()
     with ledger_errors():
-        if _may_overwrite(place, line):
-            with place.real_witness.open("r+b", buffering=0) as file:
-                file.write(line)
-        else:
-            _replace_witness(place, line)
+        _replace_witness(place, f"{text}\n".encode())
 
 
 def repair_witness(place: LedgerPlace) -> bool:
@@ -224,14 +221,6 @@ def _parse_record(text: bytes) -> WitnessRecord | None:
     if type(position) is not int or not 0 < position < _POSITIONS:
         return None
     return WitnessRecord(ledger=ledger, position=position, head=head)
-
-
-def _may_overwrite(place: LedgerPlace, line: bytes) -> bool:
-    """Say whether one write within a page does, which the death of a process cannot cut off."""
-    if place.durability != "normal" or len(line) != LINE_BYTES:
-        return False
-    witness = place.real_witness
-    return witness.is_file() and witness.stat().st_size == LINE_BYTES
 
 
 def _replace_witness(place: LedgerPlace, line: bytes) -> None:

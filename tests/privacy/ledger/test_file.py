@@ -48,7 +48,7 @@ def test_network_file_systems_are_found_and_refused(tmp_path, monkeypatch):
     assert not (tmp_path / "l.sqlite").exists()
 
 
-@pytest.mark.parametrize(("durability", "synchronous"), [("full", 2), ("normal", 1)])
+@pytest.mark.parametrize(("durability", "synchronous"), [("full", 2), ("normal", 0)])
 def test_file_is_private_and_durable(tmp_path, durability, synchronous):
     path = tmp_path / "l.sqlite"
     connection = open_ledger_file(path, durability, create=True)

@@ -17,9 +17,10 @@ from fl_dpbayes.errors import UserError
 from fl_dpbayes.files.kept import Kept
 from fl_dpbayes.privacy.events import GaussianEvent, history_of_steps
 from fl_dpbayes.privacy.gdp import gdp_epsilon
+from fl_dpbayes.privacy.ledger import decision
 from fl_dpbayes.privacy.ledger import ledger as ledger_module
 from fl_dpbayes.privacy.ledger import state as state_module
-from fl_dpbayes.privacy.ledger.file import KEPT_LOGS, LedgerError
+from fl_dpbayes.privacy.ledger.file import LedgerError
 from fl_dpbayes.privacy.ledger.ledger import Ledger, Refused, Reserved, StoredReply
 from fl_dpbayes.privacy.ledger.state import PARTS, Cohort, DataVersion
 from fl_dpbayes.privacy.ledger.witness import LedgerPlace, repair_witness
@@ -99,8 +100,8 @@ def test_another_plan_in_the_same_run_is_refused(ledger):
     ):
         assert ledger.reserve(changed) == Refused(RefusalCode.PLAN_CHANGED, "plan")
     assert isinstance(ledger.reserve(spending(2, plan=quieter, run=OTHER_RUN)), Reserved)
-    assert ledger.planned("train", RUN, "train").history == PLAN
-    assert ledger.planned("train", "c" * 16, "train") is None
+    assert ledger.state().planned("train", RUN, "train").history == PLAN
+    assert ledger.state().planned("train", "c" * 16, "train") is None
 
 
 def test_no_later_round_repeats_a_step_of_the_plan(ledger):
@@ -419,6 +420,14 @@ def test_second_place_that_is_lost_or_unreadable_stops_the_ledger_until_it_is_re
         assert isinstance(ledger.reserve(spending(2)), Reserved)
 
 
+def test_pipe_in_place_of_the_second_place_is_unreadable_and_nobody_waits_for_it(path):
+    open_ledger(path, COHORT).close()
+    place_of(path).witness.unlink()
+    os.mkfifo(place_of(path).witness)
+    with pytest.raises(LedgerError, match="is unreadable: put it back"):
+        Ledger.open(place_of(path), COHORT)
+
+
 def test_crash_between_the_two_places_refuses_nothing_and_forgets_nothing(path, monkeypatch):
     with open_ledger(path, COHORT) as ledger, monkeypatch.context() as patch:
         first = ledger.reserve(spending(1))
@@ -505,37 +514,21 @@ def test_what_new_entries_add_is_what_the_whole_chain_says(path, monkeypatch, du
         Ledger.open(place_of(path, durability), COHORT)
 
 
-def test_a_simulations_logs_are_kept_between_messages_and_folded_in_at_the_end_or_after_a_kill(
-    path,
-):
-    log = path.with_name(f"{path.name}-wal")
-    with KEPT_LOGS.lasting():
-        for round_ in (1, 2):
-            spend(path, round_)
-            assert log.stat().st_size > 0
-    assert not log.exists()
+def test_what_a_killed_process_wrote_into_a_simulated_ledger_stays(path):
+    spend(path, 1)
     child = os.fork()
     if child == 0:
-        with KEPT_LOGS.lasting():
-            spend(path, 3)
-            os.kill(os.getpid(), signal.SIGKILL)
+        complete(open_ledger(path, COHORT), spending(2))
+        os.kill(os.getpid(), signal.SIGKILL)
     assert os.waitpid(child, 0)[1] == signal.SIGKILL
-    assert log.exists()
+    assert path.with_name(f"{path.name}-wal").exists()
     with open_ledger(path, COHORT) as ledger:
-        assert (ledger.spent("train").steps, ledger.verify()) == (15, [])
-        assert ledger.reserve(spending(3)) == StoredReply(b"reply")
-    assert not log.exists()
-
-
-def test_a_log_that_cannot_be_kept_costs_nothing_else(path):
-    with KEPT_LOGS.lasting():
-        with open_ledger(path, COHORT):
-            path.rename(path.with_name("elsewhere"))
-        assert not path.exists()
+        assert (ledger.spent("train").steps, ledger.verify()) == (10, [])
+        assert ledger.reserve(spending(2)) == StoredReply(b"reply")
 
 
 def test_verify_notices_spend_beyond_the_budget(ledger, monkeypatch):
-    monkeypatch.setattr(ledger_module, "admitted_steps", lambda rule, spent, requested, budget: 30)
+    monkeypatch.setattr(decision, "admitted_steps", lambda rule, spent, requested, budget: 30)
     complete(ledger, spending(1, plan=(GaussianEvent(10.0, 1.0, 30),), steps=30))
     assert "admits only 25" in ledger.verify()[0]
 

@@ -25,7 +25,15 @@ from tests.ledgers import DEAD, complete, open_ledger
 
 COHORT = Cohort("cohort", "patient", 10.0, 1e-5, "add_or_remove_one")
 SPENDING = Spending(
-    "train", "a" * 16, 1, "train", "request", "plan", (GaussianEvent(10.0, 1.0, 5),), 0, 5
+    part="train",
+    run="a" * 16,
+    round=1,
+    purpose="train",
+    request_digest="request",
+    plan_digest="plan",
+    plan=(GaussianEvent(10.0, 1.0, 5),),
+    first_step=0,
+    steps=5,
 )
 BOOT, NAMESPACE, PROCESS_ID, START = this_process().split(":")
 BEFORE_THE_POWER_CUT = f"earlier boot:{NAMESPACE}:77:1"
