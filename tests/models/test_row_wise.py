@@ -1,25 +1,26 @@
-"""Whose rows are computed at once: what is followed, what is not, and who asks."""
+"""Rows that could meet are mapped: no record changes another's prediction or gradient."""
 
 import ast
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks import clip
-from fl_dpbayes.config.task import CNNModel, LogisticModel, MLPModel, ModuleModel, Task
+from fl_dpbayes.config.task import CNNModel, LogisticModel, MLPModel, Task
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.models.build import build_model
+from fl_dpbayes.models.dropout import DropoutModule
 from fl_dpbayes.models.mapped import mapped
-from fl_dpbayes.models.own_module import provided
-from fl_dpbayes.models.row_wise import RowWise, is_chain_of_known_layers, where_rows_meet
+from fl_dpbayes.models.row_wise import RowWise, is_chain_of_known_layers
 from fl_dpbayes.models.rows import structure
-from fl_dpbayes.report.warnings import sentences
-from fl_dpbayes.samplers.gradients import engine
-from fl_dpbayes.samplers.gradients.engine import gradient_engine, where_gradients_meet
-from fl_dpbayes.samplers.gradients.record_by_record import record_by_record_warnings
+from fl_dpbayes.samplers.gradients import book_keeping, layer_passes, vmap
+from fl_dpbayes.samplers.gradients.engine import gradient_engine
+from fl_dpbayes.samplers.gradients.loss import summed_cross_entropy
+from tests.samplers.gradients import one_by_one
 
 ROOT = Path(__file__).parents[2]
 ROWS = 64
@@ -262,41 +263,59 @@ def many_rows(x, a):
     return a(x) / (x.abs().max() if len(x) > ROWS else 1)
 
 
+def gradients_of(module, features):
+    """Return all that book-keeping reads of each record."""
+    labels = torch.zeros(len(features), dtype=torch.int64)
+    layers = book_keeping.per_layer_gradients(module, features, labels, summed_cross_entropy)
+    return [values for layer in layers for values in layer.rows]
+
+
 @pytest.mark.parametrize("name", FOLLOWED)
-@pytest.mark.parametrize("grad", [False, True])
-def test_modules_of_usual_layers_are_followed_and_computed_at_once(name, grad):
+def test_modules_of_usual_layers_are_mapped_and_exact(name):
     module, shape = FOLLOWED[name]
-    with torch.set_grad_enabled(grad):
-        assert where_rows_meet(module, (ROWS, *shape)) is None
-    assert where_rows_meet(module, (1, *shape)) is None
+    module = one_by_one.randomise(module)
+    features = torch.randn(5, *shape, generator=torch.Generator().manual_seed(0))
+    expected = torch.cat([module(record[None]) for record in features])
+    torch.testing.assert_close(RowWise(module).features(features), expected, rtol=1e-4, atol=1e-5)
+    if any(isinstance(layer, nn.MultiheadAttention) for layer in module.modules()):
+        # It may be frozen, and is not trained.
+        return
+    for engine in (gradient_engine(module, shape), vmap):
+        one_by_one.check(engine, module, features, torch.arange(5) % 3, 0.3)
 
 
 @pytest.mark.parametrize("name", MET)
-def test_module_whose_rows_may_meet_is_not_computed_at_once(name):
-    for grad in (False, True):
-        with torch.set_grad_enabled(grad):
-            assert where_rows_meet(MET[name], (ROWS, 8)) is not None
+def test_no_record_meets_another_in_predictions_or_gradients(name):
     records = torch.randn(ROWS, 8, generator=torch.Generator().manual_seed(0))
-    compute = RowWise(MET[name])
-    values = {key: value.detach() for key, value in MET[name].named_parameters()}
-    results = []
-    for scale in (1.0, 1e30):
-        others = records.clone()
-        others[1::2] *= scale
-        try:
-            results.append(compute(values, others)[::2])
-        except (RuntimeError, ValueError):
-            # What vmap cannot take is refused before, whatever records hold.
-            results.append(torch.zeros(0))
-    assert torch.equal(*(result.nan_to_num() for result in results))
+    compute = RowWise(MET[name]).features
+    for function in (lambda rows: [compute(rows)], lambda rows: gradients_of(MET[name], rows)):
+        results = []
+        for scale in (1.0, 1e30):
+            others = records.clone()
+            others[1::2] *= scale
+            try:
+                values = function(others)
+            except (RuntimeError, ValueError, TypeError):
+                # What vmap cannot take is refused before, whatever records hold.
+                values = []
+            results.append([value.detach()[::2].nan_to_num() for value in values])
+        assert len(results[0]) == len(results[1])
+        assert all(map(torch.equal, *results))
 
 
 @pytest.mark.parametrize("name", BACKWARDS)
-def test_records_are_followed_on_the_way_back_too(name):
-    module = BACKWARDS[name]
-    assert where_rows_meet(module, (ROWS, 8)) is None
-    assert where_gradients_meet(module, (8,), ROWS) is not None
-    assert gradient_engine(module, (8,)).name == "vmap"
+def test_no_record_meets_another_on_the_way_back(name):
+    module = one_by_one.randomise(BACKWARDS[name])
+    records = torch.randn(ROWS, 8, generator=torch.Generator().manual_seed(0))
+    others = records.clone()
+    others[1::2] *= 1e3
+    try:
+        first, second = (gradients_of(module, rows) for rows in (records, others))
+    except RuntimeError:
+        # An autograd.Function of before torch 2 cannot be mapped: it is refused before.
+        return
+    for values, other_values in zip(first, second, strict=True):
+        assert torch.equal(values[::2], other_values[::2])
 
 
 @pytest.mark.parametrize(
@@ -304,31 +323,28 @@ def test_records_are_followed_on_the_way_back_too(name):
 )
 def test_benched_modules_stay_with_book_keeping(name):
     case = clip.CASES[name]
-    assert where_gradients_meet(case.build(), case.shape, 32) is None
-
-
-def test_rows_are_asked_for_at_the_number_that_a_pass_has():
-    module = Of(many_rows)
-    assert where_gradients_meet(module, (8,), ROWS) is None
-    assert where_gradients_meet(module, (8,), 2 * ROWS) is not None
-    compute = RowWise(module)
-    assert compute.for_rows(torch.zeros(ROWS, 8)) != compute.for_rows(torch.zeros(2 * ROWS, 8))
+    assert gradient_engine(case.build(), case.shape).name == "book_keeping"
 
 
 @pytest.mark.parametrize(
     "model", [LogisticModel(), MLPModel(hidden=(5,)), CNNModel(channels=(2,), hidden=3)]
 )
-def test_shipped_models_are_known_without_following(model, monkeypatch):
-    monkeypatch.setattr(engine, "meeting_place", lambda *_: pytest.fail("followed"))
-    monkeypatch.setattr(
-        "fl_dpbayes.models.row_wise.meeting_place", lambda *_: pytest.fail("followed")
-    )
+@pytest.mark.parametrize("masked", [False, True])
+def test_shipped_models_are_computed_at_once(model, masked, monkeypatch):
     module = build_model(model, Task(input_shape=(1, 4, 4), classes=3), seed=0)
-    assert (
-        where_rows_meet(module, (ROWS, 1, 4, 4))
-        is where_gradients_meet(module, (1, 4, 4), ROWS)
-        is None
-    )
+    features = torch.randn(6, 1, 4, 4)
+    if masked and len(list(module.parameters())) > 2:
+        module, features = with_masks(module, features)
+    monkeypatch.setattr(layer_passes, "mapped", lambda *_: pytest.fail("mapped"))
+    monkeypatch.setattr("fl_dpbayes.models.row_wise.mapped", lambda *_: pytest.fail("mapped"))
+    assert RowWise(module).features(features).shape == (6, 3)
+    assert gradients_of(module, features)
+
+
+def with_masks(module, features):
+    masked = DropoutModule(module, rate=0.5)
+    masked.resample(np.random.default_rng(0), len(features))
+    return masked.with_masks_as_inputs(features)
 
 
 @pytest.mark.parametrize(
@@ -354,16 +370,6 @@ def test_a_hook_or_another_forward_makes_a_layer_unknown():
         assert is_chain_of_known_layers(module, (8,))
         change(module[0])
         assert not is_chain_of_known_layers(module, (8,))
-
-
-def test_a_person_is_told_where_and_at_what_cost():
-    task = Task(input_shape=(8,), classes=3)
-    for module, told in ((FOLLOWED["layers"][0], 0), (MET["sorted"], 1)):
-        with provided(module) as name:
-            said = sentences(record_by_record_warnings(ModuleModel(factory=name), task))
-        assert len(said) == told
-        assert all("aten.sort" in sentence and "1.2 to 8 times" in sentence for sentence in said)
-    assert record_by_record_warnings(LogisticModel(), task) == []
 
 
 def test_an_index_beyond_a_record_s_own_table_reads_no_other_record():
@@ -459,41 +465,28 @@ class Method(ByName):
     [
         lambda patch: patch.setitem(globals(), "steady", guarded),
         lambda patch: patch.setattr(steady, "__code__", guarded.__code__),
+        lambda patch: patch.setattr(Method, "bounded", lambda self, rows: guarded(rows)),
     ],
-    ids=["other function", "other code"],
+    ids=["other function", "other code", "other method"],
 )
-def test_a_function_that_is_written_anew_is_followed_anew(rewrite, monkeypatch):
-    assert where_rows_meet(ByName(), (ROWS, 8)) is None
+def test_code_that_is_written_anew_is_another_structure(rewrite, monkeypatch):
+    def modules():
+        with_attribute = ByName()
+        with_attribute.layer.forward = steady
+        return [ByName(), Method(), with_attribute]
+
+    before = [structure(module) for module in modules()]
+    assert before == [structure(module) for module in modules()]
     rewrite(monkeypatch)
-    assert where_rows_meet(ByName(), (ROWS, 8)) is not None
-    assert where_gradients_meet(ByName(), (8,), ROWS) is not None
+    assert before != [structure(module) for module in modules()]
 
 
-def test_a_method_that_is_written_anew_is_followed_anew(monkeypatch):
-    assert where_rows_meet(Method(), (ROWS, 8)) is None
-    monkeypatch.setattr(Method, "bounded", lambda self, rows: guarded(rows))
-    assert where_rows_meet(Method(), (ROWS, 8)) is not None
-
-
-def test_an_attribute_that_is_written_anew_is_followed_anew(monkeypatch):
-    def module():
-        made = ByName()
-        made.function = steady
-        made.layer.forward = made.function
-        return made
-
-    assert where_rows_meet(module(), (ROWS, 8)) is None
-    monkeypatch.setattr(steady, "__code__", guarded.__code__)
-    assert where_rows_meet(module(), (ROWS, 8)) is not None
-
-
-def test_modules_of_the_same_code_are_followed_once():
+def test_modules_of_the_same_code_have_one_structure():
     assert structure(ByName()) == structure(ByName())
     assert structure(nn.Linear(2, 2)) == structure(nn.Linear(2, 2))
 
 
-# Files that call modules themselves: on made-up records, or on what is known to be followed or a
-# single record.
+# Files that call modules themselves: on made-up records, on chains of known layers, or on one record.
 CALLERS = {
     "fl_dpbayes/models/module_checks.py",
     "fl_dpbayes/models/parameters.py",
@@ -502,7 +495,7 @@ CALLERS = {
     "fl_dpbayes/audit/gradients.py",
     "benchmarks/clip.py",
     "benchmarks/end_to_end.py",
-    "fl_dpbayes/samplers/gradients/book_keeping.py",
+    "fl_dpbayes/samplers/gradients/layer_passes.py",
     "fl_dpbayes/samplers/gradients/engine.py",
     "fl_dpbayes/samplers/gradients/pass_shape.py",
     "fl_dpbayes/samplers/gradients/vmap.py",
