@@ -135,11 +135,13 @@ def counted(original, seen):
 def passes(monkeypatch):
     """Numbers of rows of all passes over records."""
     seen = []
-    originals = {
-        book_keeping: "per_layer_gradients",
-        vmap: "per_example_blocks",
-    }
-    for owner, name in (originals | {dense_chain.DenseChain: "gradients"}).items():
+    owners = (
+        (book_keeping, "layer_passes"),
+        (book_keeping, "drawn_gradients"),
+        (vmap, "per_example_blocks"),
+        (dense_chain.DenseChain, "gradients"),
+    )
+    for owner, name in owners:
         monkeypatch.setattr(owner, name, counted(getattr(owner, name), seen))
     return seen
 

@@ -4,19 +4,18 @@ No per-example gradient is formed where a layer has a cheaper way to its norm.
 """
 
 from collections.abc import Sequence
-from itertools import starmap
+from functools import partial
 
 import torch
 from torch import nn
 
-from fl_dpbayes.config import FLAT, Clipping
-from fl_dpbayes.models import ROWS, VariationalModule, pieces
-from fl_dpbayes.samplers.gradients.clipping import ClippedSum, add_up, clip_and_sum
+from fl_dpbayes.models import VariationalModule
+from fl_dpbayes.samplers.gradients.clipping import sum_in_passes
 from fl_dpbayes.samplers.gradients.contribution import LayerGradients
 from fl_dpbayes.samplers.gradients.dense_chain import dense_chain
 from fl_dpbayes.samplers.gradients.layer_gradients import has_shortcut, layer_gradients
 from fl_dpbayes.samplers.gradients.layer_passes import layer_passes, trained_layers
-from fl_dpbayes.samplers.gradients.loss import RecordLoss, summed_cross_entropy
+from fl_dpbayes.samplers.gradients.loss import RecordLoss
 from fl_dpbayes.samplers.gradients.variational import drawn_gradients
 from fl_dpbayes.samplers.gradients.vmap import mapped_gradients
 
@@ -37,41 +36,6 @@ def is_supported(module: nn.Module) -> bool:
     if len(set(parameter_ids)) < len(parameter_ids):
         return False
     return any(has_shortcut(layer) for layer in layers)
-
-
-def clipped_sum(
-    module: nn.Module,
-    features: torch.Tensor,
-    targets: torch.Tensor,
-    *,
-    clip_norm: float,
-    clipping: Clipping = FLAT,
-    loss: RecordLoss = summed_cross_entropy,
-    rows: int = ROWS,
-) -> ClippedSum:
-    """Return sum_i clip_C(gradient of record i's loss).
-
-    Args:
-        module: What is trained.
-        features: Of the module's type and device, shape (N, *shape); N may be 0.
-        targets: Classes (int64) or values (float32), shape (N,).
-        clip_norm: C > 0; may be infinite for `flat` and `per-layer` clipping.
-        clipping: The rule.
-        loss: Summed over records.
-        rows: How many every pass has.
-
-    Returns:
-        The sum, its entries in the order of `named_parameters()`.
-
-    Raises:
-        ValueError: A layer was used more than once, or not at all.
-    """
-
-    def piece_sum(part: torch.Tensor, part_targets: torch.Tensor, count: int) -> ClippedSum:
-        layers = per_layer_gradients(module, part, part_targets, loss=loss)
-        return clip_and_sum(layers, clip_norm=clip_norm, clipping=clipping, count=count)
-
-    return add_up(module, features.device, sums=starmap(piece_sum, pieces(rows, features, targets)))
 
 
 def per_layer_gradients(
@@ -104,3 +68,6 @@ def per_layer_gradients(
         else:
             result += mapped_gradients(layer, of_layer.inputs, of_layer.output_gradients)
     return result
+
+
+clipped_sum = partial(sum_in_passes, per_layer_gradients)

@@ -64,22 +64,13 @@ def layer_passes(
     layers = trained_layers(module)
     if is_chain_of_known_layers(module, features.shape[1:]):
         return _at_once(module, layers, features=features, targets=targets, loss=loss)
-    shifts = _no_shifts(module, layers, features)
 
-    def record_loss(
-        shifts: Sequence[Tensor], row: Tensor, target: Tensor
-    ) -> tuple[Tensor, list[Tensor]]:
+    def run(shifts: Sequence[Tensor], row: Tensor) -> tuple[Tensor, list[Tensor]]:
         outputs, inputs = _shifted(layers, shifts, compute=lambda: module(row[None]))
-        return loss(outputs, target[None]), inputs
+        return outputs, [layer_inputs[0] for layer_inputs in inputs]
 
-    with torch.no_grad():
-        gradients, inputs = mapped(
-            grad(record_loss, has_aux=True), shifts, features, targets, in_dims=(None, 0, 0)
-        )
-    return [
-        LayerPass(layer, inputs=layer_inputs[:, 0], output_gradients=layer_gradients[:, 0])
-        for layer, layer_inputs, layer_gradients in zip(layers, inputs, gradients, strict=True)
-    ]
+    shifts = _no_shifts(module, layers, features)
+    return _mapped(run, layers, shifts=shifts, features=features, targets=targets, loss=loss)
 
 
 def drawn_layer_passes(
@@ -106,30 +97,46 @@ def drawn_layer_passes(
     """
     plain = module.mean
     layers = trained_layers(plain)
+
+    def run_draw(
+        values: Mapping[str, Tensor], shifts: Sequence[Tensor], row: Tensor
+    ) -> tuple[Tensor, list[Tensor]]:
+        outputs, inputs = _shifted(layers, shifts, compute=lambda: called(plain, values, row[None]))
+        return outputs[0], [layer_inputs[0] for layer_inputs in inputs]
+
+    def run(shifts: Sequence[Tensor], row: Tensor) -> tuple[Tensor, list[Tensor]]:
+        outputs, inputs = vmap(run_draw, in_dims=(0, 0, None))(weights, shifts, row)
+        return outputs[None], inputs
+
     shifts = [
         shift.expand(module.draws, *shift.shape) for shift in _no_shifts(plain, layers, features)
     ]
+    return _mapped(run, layers, shifts=shifts, features=features, targets=targets, loss=loss)
+
+
+def _mapped(
+    run: Callable[[Sequence[Tensor], Tensor], tuple[Tensor, list[Tensor]]],
+    layers: Sequence[nn.Module],
+    *,
+    shifts: Sequence[Tensor],
+    features: Tensor,
+    targets: Tensor,
+    loss: RecordLoss,
+) -> list[LayerPass]:
+    """Map over records; `run`: shifts, record -> its outputs and the layers' inputs."""
 
     def record_loss(
         shifts: Sequence[Tensor], row: Tensor, target: Tensor
     ) -> tuple[Tensor, list[Tensor]]:
-        def under_one_draw(
-            values: Mapping[str, Tensor], shifts: Sequence[Tensor]
-        ) -> tuple[Tensor, list[Tensor]]:
-            outputs, inputs = _shifted(
-                layers, shifts, compute=lambda: called(plain, values, row[None])
-            )
-            return outputs[0], inputs
-
-        outputs, inputs = vmap(under_one_draw)(weights, shifts)
-        return loss(outputs[None], target[None]), inputs
+        outputs, inputs = run(shifts, row)
+        return loss(outputs, target[None]), inputs
 
     with torch.no_grad():
         gradients, inputs = mapped(
             grad(record_loss, has_aux=True), shifts, features, targets, in_dims=(None, 0, 0)
         )
     return [
-        LayerPass(layer, inputs=layer_inputs[:, :, 0], output_gradients=layer_gradients[:, :, 0])
+        LayerPass(layer, inputs=layer_inputs, output_gradients=layer_gradients)
         for layer, layer_inputs, layer_gradients in zip(layers, inputs, gradients, strict=True)
     ]
 
@@ -159,13 +166,13 @@ def _at_once(
 
 
 def _no_shifts(module: nn.Module, layers: Sequence[nn.Module], features: Tensor) -> list[Tensor]:
-    """Return zeros of the shape of each layer's output for one record; no record is read."""
+    """Return zeros of the shape of each layer's output for one record, which is not read."""
     zeros: dict[nn.Module, Tensor] = {}
 
     def note_zeros(layer: nn.Module, output: Tensor) -> None:
         if len(output) != 1:
             raise ValueError(f"the rows of a {type(layer).__name__} layer are not the records")
-        zeros[layer] = torch.zeros_like(output)
+        zeros[layer] = torch.zeros_like(output[0])
 
     with torch.no_grad(), _watched(layers, note_zeros):
         module(torch.zeros_like(features[:1]))

@@ -26,6 +26,7 @@ from fl_dpbayes.models import (
     training_rows,
 )
 from fl_dpbayes.models import rows as passes
+from fl_dpbayes.samplers.gradients import vmap
 from fl_dpbayes.samplers.gradients.book_keeping import per_layer_gradients
 from fl_dpbayes.samplers.gradients.contribution import LayerGradients
 from fl_dpbayes.samplers.gradients.dense_chain import dense_chain
@@ -33,7 +34,7 @@ from fl_dpbayes.samplers.gradients.layer_gradients import has_shortcut
 from fl_dpbayes.samplers.gradients.layer_passes import trained_layers
 from fl_dpbayes.samplers.gradients.loss import RecordLoss, loss_name
 from fl_dpbayes.samplers.gradients.stochastic import resampled
-from fl_dpbayes.samplers.gradients.vmap import fitting_rows, per_example_gradients
+from fl_dpbayes.samplers.gradients.vmap import fitting_rows
 
 Way = Literal["book_keeping", "vmap"]
 
@@ -245,8 +246,7 @@ def _row_results(
             features, targets, loss=loss, lengths=None, products=products
         )
         return [values for layer in chain_layers for values in layer.rows]
+    compute = vmap.per_layer_gradients if way == "vmap" else per_layer_gradients
     with computing(products):
-        if way == "vmap":
-            return [per_example_gradients(module, features, targets=targets, loss=loss)]
-        layers = per_layer_gradients(module, features, targets=targets, loss=loss)
-        return [values for layer in layers for values in layer.rows]
+        layers = compute(module, features, targets, loss)
+    return [values for layer in layers for values in layer.rows]
