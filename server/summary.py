@@ -34,7 +34,6 @@ from fl_dpbayes.report import (
     sentences,
 )
 from fl_dpbayes.report.settings_table import settings_table
-from fl_dpbayes.samplers import record_by_record_warnings
 from fl_dpbayes.version import __version__
 from server.recalibration import Recalibration
 from server.roster import Federation
@@ -276,7 +275,6 @@ def _warnings(
     return (
         *texts,
         *sentences(partition.warnings),
-        *sentences(record_by_record_warnings(scenario.model, federation.roster.task)),
         *map(sentence, federation.roster.left_out),
         *sentences(record.warnings),
         *map(sentence, mixing.optimiser_warnings(scenario)),

@@ -31,8 +31,7 @@ from fl_dpbayes.hospital.planned_requests import planned_requests
 from fl_dpbayes.hospital.second_run import second_run
 from fl_dpbayes.privacy import unit_scores
 from fl_dpbayes.protocol import Arrays, Refusal, RefusalCode, TrainReply, read_header
-from fl_dpbayes.report import rounded_up, sentences
-from fl_dpbayes.samplers import record_by_record_warnings
+from fl_dpbayes.report import rounded_up
 
 MOST_UNITS = 5000
 
@@ -77,8 +76,6 @@ def dry_run(path: Path, scenario_name: str, console: Console) -> int:
             planned_runs=site.ledger.planned_runs,
         )
         show([cost], console)
-    slowness = sentences(record_by_record_warnings(scenario.model, site.source.task))
-    show([warned("model", sentence) for sentence in slowness], console)
     say(console, "on made-up records; your ledger and your records were not touched")
     return status
 

@@ -28,8 +28,7 @@ from fl_dpbayes.models.parameters import (
 from fl_dpbayes.models.priors import log_prior, prior_gradient
 from fl_dpbayes.models.processor import product_library
 from fl_dpbayes.models.products import Products, computing, linear, product
-from fl_dpbayes.models.record_axis import meeting_place
-from fl_dpbayes.models.row_wise import RowWise, is_chain_of_known_layers, where_rows_meet
+from fl_dpbayes.models.row_wise import RowWise, is_chain_of_known_layers
 from fl_dpbayes.models.rows import (
     ROWS,
     PassShape,
@@ -77,7 +76,6 @@ __all__ = [
     "keep_share",
     "linear",
     "log_prior",
-    "meeting_place",
     "model_input_shape",
     "model_shapes",
     "moved",
@@ -106,5 +104,4 @@ __all__ = [
     "vector_loader",
     "vector_to_arrays",
     "vector_views",
-    "where_rows_meet",
 ]

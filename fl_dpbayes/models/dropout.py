@@ -116,7 +116,7 @@ class DropoutModule(nn.Module):
         """
         self._check_masks(features)
         inputs = torch.cat([self.masks.to(features.dtype), features.flatten(1)], dim=1)
-        return _JoinedInputs(self, features.shape[1:]), inputs
+        return JoinedInputs(self, features.shape[1:]), inputs
 
     def draw(self, vector: torch.Tensor, generator: np.random.Generator) -> torch.Tensor:
         """Draw one parameter vector of the plain module: a mask per unit, times the next layer.
@@ -150,16 +150,24 @@ class DropoutModule(nn.Module):
         return moved(is_kept / (1 - self._rate), self.masks.device)
 
 
-class _JoinedInputs(nn.Module):
+class JoinedInputs(nn.Module):
+    """A module with dropout as a function of rows that hold a record behind its mask.
+
+    Args:
+        module: It masks the plain module's layers.
+        shape: Of a record.
+    """
+
     def __init__(self, module: DropoutModule, shape: tuple[int, ...]) -> None:
         super().__init__()
         self.module = module
-        self._shape = shape
+        self.shape = shape
 
     def forward(self, joined: torch.Tensor) -> torch.Tensor:
-        size = math.prod(self._shape)
+        """Return the outputs of the plain module under each record's mask, shape (N, K)."""
+        size = math.prod(self.shape)
         masks, features = joined.split([joined.shape[1] - size, size], dim=1)
-        return self.module.masked(features.reshape(-1, *self._shape), masks)
+        return self.module.masked(features.reshape(-1, *self.shape), masks)
 
 
 def _masking(mask: torch.Tensor) -> Callable[..., tuple[torch.Tensor, ...]]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from fl_dpbayes.errors import UserError
@@ -40,7 +41,9 @@ def mapped(function: Callable[..., Any], *columns: Any, in_dims: Any = 0) -> Any
         with _Inside():
             return function(*arguments)
 
-    return vmap(inside, in_dims=in_dims)(*columns)
+    # Attention in one kernel would run once for each record.
+    with sdpa_kernel(SDPBackend.MATH):
+        return vmap(inside, in_dims=in_dims)(*columns)
 
 
 class _Inside(TorchFunctionMode):

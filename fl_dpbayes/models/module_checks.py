@@ -13,9 +13,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.models.mapped import mapped
+from fl_dpbayes.models.row_wise import KNOWN_LAYERS
 from fl_dpbayes.models.rows import ROWS, attributes_of, bytes_of, drawn_modules
 
-PLAIN_LAYERS = (nn.Linear, nn.Conv2d, nn.ReLU, nn.AvgPool2d, nn.Flatten, nn.Sequential)
 # Far beyond the rounding of one record's logits beside others.
 _MIXES = 1e-3
 _EXTREMES = (0.0, 3.0, 10.0, 1e3, 1e6, 1e30, 1e-30, -3.0, -10.0, -1e3, -1e6, -1e30, -1e-30)
@@ -45,7 +45,7 @@ def validate_module(module: nn.Module) -> None:
                 "ones are trained"
             )
     layers = {
-        name: layer for name, layer in module.named_modules() if type(layer) not in PLAIN_LAYERS
+        name: layer for name, layer in module.named_modules() if type(layer) not in KNOWN_LAYERS
     }
     if not layers:
         return
@@ -103,7 +103,7 @@ def check_unmoved(module: nn.Module, input_shape: Sequence[int], named: str = "t
     Raises:
         UserError: It does, with the remedy.
     """
-    if all(type(layer) in PLAIN_LAYERS for layer in module.modules()):
+    if all(type(layer) in KNOWN_LAYERS for layer in module.modules()):
         return
     probe = _copy(module, named)
     probe_of_others = _copy(module, named)

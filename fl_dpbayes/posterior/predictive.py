@@ -189,10 +189,9 @@ def _in_order(terms: torch.Tensor) -> torch.Tensor:
 
 def _outputs(computed: RowWise, values: Values, rows: torch.Tensor) -> torch.Tensor:
     """Return what a module computes of rows (P, ...) under each of S samples, (S, P, classes)."""
-    compute = computed.for_rows(rows)
     if len(next(iter(values.values()))) == 1:
-        return compute({name: value[0] for name, value in values.items()}, rows.clone())[None]
-    return vmap(lambda of_sample: compute(of_sample, rows.clone()))(values)
+        return computed({name: value[0] for name, value in values.items()}, rows.clone())[None]
+    return vmap(lambda of_sample: computed(of_sample, rows.clone()))(values)
 
 
 def _without_failing_rows(

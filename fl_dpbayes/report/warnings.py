@@ -94,12 +94,6 @@ SENTENCES: dict[str, str | Callable[..., str]] = {
         "other records. The results are right; another processor is faster, or "
         "MKL_CBWR=COMPATIBLE set before Python starts may be"
     ),
-    # The model.
-    "record-by-record": (
-        "Records could meet in the module of model.factory ({place}), so each is computed by "
-        "itself: a step takes 1.2 to 8 times as long, most where layers are wide. Privacy is "
-        "as stated"
-    ),
     # Replies.
     "dropped": (
         "{stage}: a reply to no open request was dropped: a duplicate, or one that came too late"

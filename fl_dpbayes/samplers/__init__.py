@@ -8,7 +8,6 @@ from fl_dpbayes.samplers.algorithm import Algorithm, build_algorithm
 from fl_dpbayes.samplers.chain import ChainDivergedError, run_chain
 from fl_dpbayes.samplers.gradients.loss import RecordLoss, summed_cross_entropy
 from fl_dpbayes.samplers.gradients.pass_shape import checked_gradient_shape, wanted_rows
-from fl_dpbayes.samplers.gradients.record_by_record import record_by_record_warnings
 from fl_dpbayes.samplers.local_trace import LocalTrace, log_likelihood_estimate
 from fl_dpbayes.samplers.minibatch import BatchGradient, TrainingRecords
 from fl_dpbayes.samplers.state_vectors import ChainState, initial_vectors, state_arrays, to_state
@@ -25,7 +24,6 @@ __all__ = [
     "checked_gradient_shape",
     "initial_vectors",
     "log_likelihood_estimate",
-    "record_by_record_warnings",
     "run_chain",
     "state_arrays",
     "summed_cross_entropy",

@@ -32,12 +32,7 @@ from fl_dpbayes.samplers.gradients.clipping import (
     with_pre_noise,
 )
 from fl_dpbayes.samplers.gradients.dense_chain import DenseChain, dense_chain
-from fl_dpbayes.samplers.gradients.engine import (
-    VMAP,
-    GradientEngine,
-    gradient_engine,
-    where_gradients_meet,
-)
+from fl_dpbayes.samplers.gradients.engine import gradient_engine
 from fl_dpbayes.samplers.gradients.loss import RecordLoss, loss_name, summed_cross_entropy
 from fl_dpbayes.samplers.gradients.pass_shape import (
     Way,
@@ -203,16 +198,7 @@ class BatchGradient:
         )
 
     def _choose_passes(self, units: int) -> GradientPasses:
-        record_shape = self._features.shape[1:]
-        passes = self._passes_by(gradient_engine(self._module, record_shape), units)
-        if passes.way != "book_keeping":
-            return passes
-        # The engine was chosen for another number of rows, at which gradients did not meet.
-        if where_gradients_meet(self._module, record_shape, rows=passes.shape.rows) is None:
-            return passes
-        return self._passes_by(VMAP, units)
-
-    def _passes_by(self, engine: GradientEngine, units: int) -> GradientPasses:
+        engine = gradient_engine(self._module, self._features.shape[1:])
         way: Way = "vmap" if self._materialises else engine.name
         rows = wanted_rows(
             self._module, way, expected_batch_size=self._privacy.sampling_rate * units

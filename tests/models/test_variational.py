@@ -11,8 +11,8 @@ from torch.nn import functional
 from fl_dpbayes.config.sampler import FlatPrior, GaussianPrior, LaplacePrior, spread_of
 from fl_dpbayes.models.parameters import vector_loader
 from fl_dpbayes.models.variational import VariationalModule, divergence_gradient, draw
+from fl_dpbayes.samplers.gradients.book_keeping import clipped_sum
 from fl_dpbayes.samplers.gradients.loss import mean_over_draws
-from fl_dpbayes.samplers.gradients.variational import clipped_sum
 
 
 def generator(seed=0):

@@ -9,7 +9,7 @@ from torch import nn
 
 from fl_dpbayes.config.task import CNNModel, LogisticModel, Task
 from fl_dpbayes.models.build import build_model
-from fl_dpbayes.models.parameters import to_vector
+from fl_dpbayes.models.parameters import called, to_vector
 from fl_dpbayes.models.rows import noted_shapes
 from fl_dpbayes.posterior import predictive
 from fl_dpbayes.posterior.predictive import predict
@@ -62,14 +62,17 @@ def test_every_pass_has_one_number_of_rows(monkeypatch, model, rows, count):
         predict(module, samples, np.ones(1), features)
     (shape,) = shapes
     assert shape.wanted == rows
-    # What was found without the hook: trials on made-up records are not counted.
+    # Trials on made-up records are not counted.
     monkeypatch.setattr(
         predictive, "_sample_pass", lambda **_: predictive._SamplePass(shape, samples=1)
     )
     seen = []
-    module.register_forward_pre_hook(lambda _, inputs: seen.append(len(inputs[0])))
-    predict(module, samples, np.ones(1), features)
-    seen.clear()
+
+    def watched(module, values, rows):
+        seen.append(len(rows))
+        return called(module, values, rows)
+
+    monkeypatch.setattr("fl_dpbayes.models.row_wise.called", watched)
     assert predict(module, samples, np.ones(1), features).probabilities.shape == (count, 3)
     assert set(seen) == {shape.rows}
 

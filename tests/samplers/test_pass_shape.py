@@ -23,7 +23,6 @@ from fl_dpbayes.samplers.gradients import (
     book_keeping,
     dense_chain,
     layer_gradients,
-    variational,
     vmap,
 )
 from fl_dpbayes.samplers.gradients.loss import mean_over_draws, summed_cross_entropy
@@ -114,7 +113,7 @@ ENGINES = {
     "weight draws": (
         lambda: VariationalModule(drawn(MLPModel(hidden=(5,))), 2),
         {"loss": mean_over_draws(summed_cross_entropy)},
-        64,
+        16,
     ),
 }
 
@@ -136,12 +135,13 @@ def counted(original, seen):
 def passes(monkeypatch):
     """Numbers of rows of all passes over records."""
     seen = []
-    originals = {
-        book_keeping: "per_layer_gradients",
-        variational: "drawn_layers",
-        vmap: "per_example_blocks",
-    }
-    for owner, name in (originals | {dense_chain.DenseChain: "gradients"}).items():
+    owners = (
+        (book_keeping, "layer_passes"),
+        (book_keeping, "drawn_gradients"),
+        (vmap, "per_example_blocks"),
+        (dense_chain.DenseChain, "gradients"),
+    )
+    for owner, name in owners:
         monkeypatch.setattr(owner, name, counted(getattr(owner, name), seen))
     return seen
 
@@ -180,7 +180,7 @@ def test_what_is_known_of_records_beforehand_changes_no_bit(bias) -> None:
 def layers_of(name, part, labels):
     build, settings, _ = ENGINES[name]
     if name == "weight draws":
-        return variational.drawn_layers(
+        return book_keeping.per_layer_gradients(
             resampled(build(), part, np.random.default_rng(0))[0], part, labels, **settings
         )
     return book_keeping.per_layer_gradients(build(), part, labels, summed_cross_entropy)
@@ -300,12 +300,12 @@ def forget(monkeypatch):
 def test_model_whose_rows_mix_is_computed_apart_in_passes_of_many(monkeypatch) -> None:
     forget(monkeypatch)
     mixing = nn.Sequential(nn.Flatten(), nn.Linear(64, 5), Leaky(), nn.Linear(5, 3))
-    apart, mixed = (gradient_of(module, 5) for module in (Scaled(), mixing))
+    mixed = gradient_of(mixing, 5)
     assert mixed().units == 5
-    # Under vmap like the other, nothing is left that could mix: it has as many rows, if this
-    # processor allows any.
-    assert mixed.passes.wanted == apart.passes.wanted == 112
-    assert mixed.passes.one_by_one == apart.passes.one_by_one
+    # Under vmap nothing is left that could mix: it has as many rows as any other, if this processor
+    # allows them.
+    assert mixed.passes.wanted == 128
+    assert mixed.passes.rows in chosen_of(128)
 
 
 def test_model_whose_rows_depend_in_every_product_is_computed_row_by_row(

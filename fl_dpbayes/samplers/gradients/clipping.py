@@ -1,9 +1,10 @@
 """The clipping rules: how much of a unit's gradient enters the sum."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from itertools import starmap
 
 import numpy as np
 import torch
@@ -17,8 +18,14 @@ from fl_dpbayes.config import (
     GlobalClipping,
     PerLayerClipping,
 )
-from fl_dpbayes.models import moved, trainable_parameters
+from fl_dpbayes.models import ROWS, moved, pieces, trainable_parameters
 from fl_dpbayes.samplers.gradients.contribution import LayerGradients, formed_gradients, used_rows
+from fl_dpbayes.samplers.gradients.loss import RecordLoss, summed_cross_entropy
+
+# (module, features (P, ...), targets (P,), loss) -> gradients of each layer, in order.
+GradientsOfPass = Callable[
+    [nn.Module, torch.Tensor, torch.Tensor, RecordLoss], Sequence[LayerGradients]
+]
 
 # More than the rounding of any norm: it keeps a clipped gradient within C.
 _ROUNDING_MARGIN = 1e-6
@@ -67,6 +74,43 @@ def add_up(module: nn.Module, device: torch.device, sums: Iterable[ClippedSum]) 
         zeros = torch.zeros(size, dtype=torch.float64, device=device)
         return ClippedSum(total=zeros, clipped=torch.tensor(0), units=0)
     return batch
+
+
+def sum_in_passes(
+    gradients_of: GradientsOfPass,
+    module: nn.Module,
+    features: torch.Tensor,
+    targets: torch.Tensor,
+    *,
+    clip_norm: float,
+    clipping: Clipping = FLAT,
+    loss: RecordLoss = summed_cross_entropy,
+    rows: int = ROWS,
+) -> ClippedSum:
+    """Return sum_i clip_C(gradient of record i's loss).
+
+    Args:
+        gradients_of: Computes the gradients of a pass.
+        module: What is trained.
+        features: Of the module's type and device, shape (N, *shape); N may be 0.
+        targets: Classes (int64) or values (float32), shape (N,).
+        clip_norm: C > 0; may be infinite for `flat` and `per-layer` clipping.
+        clipping: The rule.
+        loss: Summed over records.
+        rows: How many every pass has.
+
+    Returns:
+        The sum, its entries in the order of `named_parameters()`.
+
+    Raises:
+        ValueError: By book-keeping, a layer was used more than once, or not at all.
+    """
+
+    def piece_sum(part: torch.Tensor, part_targets: torch.Tensor, count: int) -> ClippedSum:
+        layers = gradients_of(module, part, part_targets, loss)
+        return clip_and_sum(layers, clip_norm=clip_norm, clipping=clipping, count=count)
+
+    return add_up(module, features.device, sums=starmap(piece_sum, pieces(rows, features, targets)))
 
 
 def clip_factors(

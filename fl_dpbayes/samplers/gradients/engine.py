@@ -13,17 +13,14 @@ from torch import nn
 
 from fl_dpbayes.files import KEPT
 from fl_dpbayes.models import (
-    ROWS,
     DropoutModule,
     VariationalModule,
     check_unmoved,
-    is_chain_of_known_layers,
-    meeting_place,
     structure,
     trainable_parameters,
     validate_module,
 )
-from fl_dpbayes.samplers.gradients import book_keeping, variational, vmap
+from fl_dpbayes.samplers.gradients import book_keeping, vmap
 from fl_dpbayes.samplers.gradients.clipping import ClippedSum
 from fl_dpbayes.samplers.gradients.stochastic import resampled
 
@@ -33,7 +30,6 @@ _PROBE_TOLERANCE = 1e-3
 _HALF_TOLERANCE = 0.05
 # What an entry of the cache takes, roughly, in bytes.
 _PROBE_BYTES = 2**12
-_MEETING_PLACE_BYTES = 2**10
 # A gradient is compared in parts of so many entries: no copies of it all lie beside each other.
 _PART = 2**16
 
@@ -51,15 +47,16 @@ class GradientEngine:
     clipped_sum: Callable[..., ClippedSum]
 
 
+BOOK_KEEPING = GradientEngine("book_keeping", book_keeping.clipped_sum)
 VMAP = GradientEngine("vmap", vmap.clipped_sum)
 
 
 def gradient_engine(module: nn.Module, input_shape: tuple[int, ...]) -> GradientEngine:
     """Choose the book-keeping engine where it is exact for this module, else `torch.func.vmap`.
 
-    Rows of a pass must not be able to meet, forwards and backwards. Whether a layer is used twice,
-    or its weight is read by other code, cannot be seen from the module's parts: its sum over two
-    synthetic records must equal that of their gradients by autograd, each clipped.
+    Whether a layer is used twice, or its weight is read by other code, cannot be seen from the
+    module's parts: its sum over two synthetic records must equal that of their gradients by
+    autograd, each clipped.
 
     Args:
         module: What is trained.
@@ -73,18 +70,13 @@ def gradient_engine(module: nn.Module, input_shape: tuple[int, ...]) -> Gradient
     """
     validate_module(module)
     check_unmoved(_plain_module(module), input_shape)
-    engine = variational if isinstance(module, VariationalModule) else book_keeping
-    if not engine.is_supported(module):
-        return VMAP
-    if where_gradients_meet(module, input_shape, rows=ROWS) is not None:
+    if not book_keeping.is_supported(module):
         return VMAP
     # The probe's parameters are its own: modules of one structure agree or not, whatever is trained
     # into them.
-    key = ("engine", engine.clipped_sum, structure(module), input_shape)
-    probe = partial(_agrees_with_autograd, engine.clipped_sum, module, input_shape)
-    if KEPT.get(key, probe, lambda _: _PROBE_BYTES):
-        return GradientEngine("book_keeping", engine.clipped_sum)
-    return VMAP
+    key = ("engine", structure(module), input_shape)
+    probe = partial(_agrees_with_autograd, module, input_shape)
+    return BOOK_KEEPING if KEPT.get(key, probe, lambda _: _PROBE_BYTES) else VMAP
 
 
 def _plain_module(module: nn.Module) -> nn.Module:
@@ -96,40 +88,8 @@ def _plain_module(module: nn.Module) -> nn.Module:
     return module
 
 
-def where_gradients_meet(module: nn.Module, input_shape: tuple[int, ...], rows: int) -> str | None:
-    """Say where records may meet in a pass of book-keeping.
-
-    Args:
-        module: What is trained.
-        input_shape: Of one record.
-        rows: The very number of rows of a pass: Python code may branch on it.
-
-    Returns:
-        The place, as `meeting_place` names it; None if they meet nowhere.
-    """
-    plain_rows = rows
-    if isinstance(module, VariationalModule):
-        # Its weight draws are more rows of the plain module.
-        plain_rows = rows * module.draws
-    if plain_rows < 2 or is_chain_of_known_layers(_plain_module(module), input_shape):
-        return None
-    key = ("gradients meet", structure(module), input_shape, plain_rows)
-    follow = partial(_followed, module, input_shape, plain_rows)
-    return KEPT.get(key, follow, lambda _: _MEETING_PLACE_BYTES)
-
-
-def _followed(module: nn.Module, input_shape: tuple[int, ...], rows: int) -> str | None:
-    probe = copy.deepcopy(module.mean if isinstance(module, VariationalModule) else module)
-    parameter = next(iter(trainable_parameters(probe).values()))
-    records = parameter.new_zeros((rows, *input_shape))
-    probe, inputs = resampled(probe, records, np.random.default_rng(0))
-    return meeting_place(probe, inputs.shape, compute=book_keeping.layer_rows)
-
-
-def _agrees_with_autograd(
-    clipped_sum: Callable[..., ClippedSum], module: nn.Module, input_shape: tuple[int, ...]
-) -> bool:
-    """Say whether a clipped sum over two synthetic records is that of their gradients by autograd.
+def _agrees_with_autograd(module: nn.Module, input_shape: tuple[int, ...]) -> bool:
+    """Say whether book-keeping's sum over two synthetic records is that of autograd's gradients.
 
     Both records are clipped: a layer whose rows are no records would have the right sum and the
     wrong norms.
@@ -150,7 +110,7 @@ def _agrees_with_autograd(
         # One record after the other: no two gradients lie beside each other.
         norms = [_norm(gradient_parts(record)) for record in records]
         clip_norm = min(norms) / 2
-        difference = clipped_sum(
+        difference = book_keeping.clipped_sum(
             probe, records.clone(), targets, clip_norm=clip_norm, loss=_summed_squares
         ).total
         for record, norm in zip(records, norms, strict=True):

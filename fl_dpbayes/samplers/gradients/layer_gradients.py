@@ -64,7 +64,7 @@ def layer_gradients(layer: nn.Module, inputs: Tensor, output_gradients: Tensor) 
         if is_formed:
             weights = _convolution_weights(layer, inputs.float(), g).flatten(1)
             return formed_gradients([weights] if layer.bias is None else [weights, g.sum((2, 3))])
-    return _products(layer, *positions(layer, inputs, output_gradients))
+    return position_gradients(layer, *positions(layer, inputs, output_gradients))
 
 
 def has_shortcut(layer: nn.Module) -> bool:
@@ -163,7 +163,17 @@ def _patches(layer: nn.Conv2d, images: Tensor) -> Tensor:
     return windows.reshape(count, layer.groups, -1, output_height * output_width)
 
 
-def _products(layer: nn.Module, a: Tensor, g: Tensor) -> LayerGradients:
+def position_gradients(layer: nn.Module, a: Tensor, g: Tensor) -> LayerGradients:
+    """Compute per-example gradient norms of a layer from what it has at each position.
+
+    Args:
+        layer: A Linear or Conv2d.
+        a: Its inputs, shape (N, groups, L, p), float32.
+        g: Gradients at its outputs, shape (N, groups, L, o), float32.
+
+    Returns:
+        The layer's gradients.
+    """
     _, groups, length, p = a.shape
     o = g.shape[3]
     if groups == length == 1:

@@ -26,15 +26,15 @@ from fl_dpbayes.models import (
     training_rows,
 )
 from fl_dpbayes.models import rows as passes
-from fl_dpbayes.samplers.gradients.book_keeping import per_layer_gradients, trained_layers
+from fl_dpbayes.samplers.gradients import vmap
+from fl_dpbayes.samplers.gradients.book_keeping import per_layer_gradients
 from fl_dpbayes.samplers.gradients.contribution import LayerGradients
 from fl_dpbayes.samplers.gradients.dense_chain import dense_chain
 from fl_dpbayes.samplers.gradients.layer_gradients import has_shortcut
+from fl_dpbayes.samplers.gradients.layer_passes import trained_layers
 from fl_dpbayes.samplers.gradients.loss import RecordLoss, loss_name
 from fl_dpbayes.samplers.gradients.stochastic import resampled
-from fl_dpbayes.samplers.gradients.variational import drawn_layers
-from fl_dpbayes.samplers.gradients.variational_layers import DrawnLayer
-from fl_dpbayes.samplers.gradients.vmap import fitting_rows, per_example_gradients
+from fl_dpbayes.samplers.gradients.vmap import fitting_rows
 
 Way = Literal["book_keeping", "vmap"]
 
@@ -43,8 +43,6 @@ LARGEST_ETA = 1e-3
 _REAL_PER_DECLARED = 2
 # Unit roundoff of float64.
 _ROUNDING = 2.0**-53
-# Most entries of one convolution's gradients under all weight draws together: 512 MiB.
-_MOST_DRAWN_ENTRIES = 2**27
 # What gradients by book-keeping may take together: 768 MiB.
 _MOST_BYTES = 3 * 2**28
 
@@ -66,14 +64,10 @@ def wanted_rows(module: nn.Module, way: Way, expected_batch_size: float) -> int:
             return 1
         choices = range(ROWS, most + 1, ROWS // 4)
         return passes.cheapest_rows(choices, beside=32, expected_batch_size=expected_batch_size)
-    rows = training_rows(module, expected_batch_size)
     if not isinstance(module, VariationalModule):
-        return rows
-    convolutions = [layer for layer in module.mean.modules() if isinstance(layer, nn.Conv2d)]
-    largest = max((layer.weight.numel() for layer in convolutions), default=1)
-    if module.draws * ROWS * largest > _MOST_DRAWN_ENTRIES:
-        return 1
-    return max(ROWS, rows // module.draws // ROWS * ROWS)
+        return training_rows(module, expected_batch_size)
+    # Few gradients by spread at a time stay in a processor's cache.
+    return ROWS // 4
 
 
 def fitted_rows(
@@ -94,8 +88,6 @@ def fitted_rows(
     Returns:
         `rows`, or a multiple of 32, or 16, or 1.
     """
-    if isinstance(module, VariationalModule):
-        return rows
     probe, features, labels = _made_up_records(
         module, rows=1, input_shape=input_shape, targets=targets
     )
@@ -209,7 +201,7 @@ def rounding_eta(
         probe, features, labels = _made_up_records(
             module, rows=1, input_shape=input_shape, targets=targets
         )
-        layers = _layers(probe, features, targets=labels, loss=loss)
+        layers = per_layer_gradients(probe, features, targets=labels, loss=loss)
         terms = max(layer.terms for layer in layers)
     most_units = _REAL_PER_DECLARED * units
     pieces = math.ceil(most_units / rows)
@@ -239,14 +231,6 @@ def _made_up_records(
     return probe, inputs, labels.to(parameter.device, targets)
 
 
-def _layers(
-    module: nn.Module, features: Tensor, targets: Tensor, loss: RecordLoss
-) -> Sequence[LayerGradients | DrawnLayer]:
-    if isinstance(module, VariationalModule):
-        return drawn_layers(module, features, targets=targets, loss=loss)
-    return per_layer_gradients(module, features, targets=targets, loss=loss)
-
-
 def _row_results(
     module: nn.Module,
     way: Way,
@@ -262,8 +246,7 @@ def _row_results(
             features, targets, loss=loss, lengths=None, products=products
         )
         return [values for layer in chain_layers for values in layer.rows]
+    compute = vmap.per_layer_gradients if way == "vmap" else per_layer_gradients
     with computing(products):
-        if way == "vmap":
-            return [per_example_gradients(module, features, targets=targets, loss=loss)]
-        layers = _layers(module, features, targets=targets, loss=loss)
-        return [values for layer in layers for values in layer.rows]
+        layers = compute(module, features, targets, loss)
+    return [values for layer in layers for values in layer.rows]

@@ -3,16 +3,15 @@
 They are exact for any module without cross-example operations.
 """
 
-from itertools import starmap
+from functools import partial
 
 import torch
 from torch import nn
 from torch.func import grad, vjp
 
-from fl_dpbayes.config import FLAT, Clipping
 from fl_dpbayes.models import ROWS, called, pieces, trainable_parameters
 from fl_dpbayes.models.mapped import mapped
-from fl_dpbayes.samplers.gradients.clipping import ClippedSum, add_up, clip_and_sum
+from fl_dpbayes.samplers.gradients.clipping import sum_in_passes
 from fl_dpbayes.samplers.gradients.contribution import LayerGradients, formed_gradients
 from fl_dpbayes.samplers.gradients.loss import RecordLoss, summed_cross_entropy
 
@@ -163,21 +162,12 @@ def by_layer(blocks: dict[str, torch.Tensor]) -> list[list[torch.Tensor]]:
     return list(layers.values())
 
 
-def clipped_sum(
-    module: nn.Module,
-    features: torch.Tensor,
-    targets: torch.Tensor,
-    *,
-    clip_norm: float,
-    clipping: Clipping = FLAT,
-    loss: RecordLoss = summed_cross_entropy,
-    rows: int = ROWS,
-) -> ClippedSum:
-    """Sum clipped gradients as `book_keeping.clipped_sum`, materialising gradients."""
+def per_layer_gradients(
+    module: nn.Module, features: torch.Tensor, targets: torch.Tensor, loss: RecordLoss
+) -> list[LayerGradients]:
+    """Return what `per_example_blocks` does as gradients of each layer, in order."""
+    blocks = by_layer(per_example_blocks(module, features, targets, loss=loss))
+    return [formed_gradients(layer_blocks) for layer_blocks in blocks]
 
-    def piece_sum(part: torch.Tensor, part_targets: torch.Tensor, count: int) -> ClippedSum:
-        blocks = by_layer(per_example_blocks(module, part, part_targets, loss=loss))
-        layers = [formed_gradients(layer_blocks) for layer_blocks in blocks]
-        return clip_and_sum(layers, clip_norm=clip_norm, clipping=clipping, count=count)
 
-    return add_up(module, features.device, sums=starmap(piece_sum, pieces(rows, features, targets)))
+clipped_sum = partial(sum_in_passes, per_layer_gradients)

@@ -13,7 +13,7 @@ from torch import nn
 from fl_dpbayes.config.plan import FLAT, AutomaticClipping, GlobalClipping, PerLayerClipping
 from fl_dpbayes.models.parameters import trainable_parameters
 from fl_dpbayes.models.variational import VariationalModule
-from fl_dpbayes.samplers.gradients import book_keeping, variational, vmap
+from fl_dpbayes.samplers.gradients import book_keeping, vmap
 from fl_dpbayes.samplers.gradients.clipping import sum_clipped
 from fl_dpbayes.samplers.gradients.loss import mean_over_draws, summed_cross_entropy
 from fl_dpbayes.samplers.gradients.vmap import layer_sizes, per_unit_gradients
@@ -111,11 +111,11 @@ def test_a_unit_moves_the_sum_by_the_clip_norm_at_most_at_any_state(name: str, w
                 return sum_clipped(gradients, CLIP_NORM, clipping, layer_sizes(module)).total
 
         else:
-            engine = {"book-keeping": book_keeping, "vmap": vmap, "weight draws": variational}[way]
+            engine = vmap if way == "vmap" else book_keeping
             if way == "weight draws":
                 module.resample(np.random.default_rng(0), RECORDS)
                 given["loss"] = mean_over_draws(summed_cross_entropy)
-                engine = variational if variational.is_supported(module) else vmap
+                engine = book_keeping if book_keeping.is_supported(module) else vmap
 
             def summed(part, part_targets, engine=engine, module=module, given=given):
                 return engine.clipped_sum(module, part, part_targets, **given).total

@@ -1,4 +1,3 @@
-import itertools
 import math
 
 import numpy as np
@@ -12,9 +11,10 @@ from fl_dpbayes.config.plan import AutomaticClipping, FlatClipping, GlobalClippi
 from fl_dpbayes.config.task import CNNModel, LogisticModel, MLPModel, Task
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.variational import VariationalModule
-from fl_dpbayes.samplers.gradients import variational, variational_layers
+from fl_dpbayes.samplers.gradients import book_keeping
+from fl_dpbayes.samplers.gradients.layer_passes import LayerPass
 from fl_dpbayes.samplers.gradients.loss import mean_over_draws, summed_cross_entropy
-from fl_dpbayes.samplers.gradients.variational_layers import drawn_layer, norms
+from fl_dpbayes.samplers.gradients.variational import layer_gradients_of_draws
 from tests.samplers.gradients import one_by_one
 
 LOSS = mean_over_draws(summed_cross_entropy)
@@ -55,7 +55,7 @@ def test_linear_equals_one_by_one_property(
     # Where draws cancel, the bound on a norm's rounding grows with the square of how far they do.
     shorter = 2e-4 if draws > 1 else 0.0
     one_by_one.check(
-        variational,
+        book_keeping,
         module,
         features,
         labels,
@@ -89,7 +89,7 @@ def test_convolution_equals_one_by_one_property(
     )
     module = resampled(base, draws, records)
     features, labels = batch(records, 2, side, side)
-    one_by_one.check(variational, module, features, labels, clip_norm, loss=LOSS)
+    one_by_one.check(book_keeping, module, features, labels, clip_norm, loss=LOSS)
 
 
 def test_spread_gradient_is_that_of_finite_differences():
@@ -100,7 +100,7 @@ def test_spread_gradient_is_that_of_finite_differences():
     loss = mean_over_draws(
         lambda outputs, targets: nn.functional.cross_entropy(outputs, targets, reduction="sum")
     )
-    found = variational.clipped_sum(module, features, labels, clip_norm=math.inf, loss=loss).total
+    found = book_keeping.clipped_sum(module, features, labels, clip_norm=math.inf, loss=loss).total
     step = 1e-5
     differences = []
     with torch.no_grad():
@@ -137,81 +137,40 @@ def test_one_record_never_adds_more_than_the_clip_norm_property(
         mean.data *= 10.0**mean_exponent
         width.data += spread
     record, label = batch(1, *TASK.input_shape, scale=10.0**input_exponent)
-    found = variational.clipped_sum(
+    found = book_keeping.clipped_sum(
         module, record, label, clip_norm=clip_norm, clipping=clipping, loss=LOSS
     )
     assert found.total.isfinite().all()
     assert found.total.double().norm().item() <= clip_norm
 
 
-def factored(a, g, slopes, bias_slopes=None):
-    """A layer's gradients under draws, of inputs (S, N, p), output gradients (S, N, o) and slopes.
-
-    And their norms.
-    """
-    layer = nn.Linear(a.shape[-1], g.shape[-1], bias=bias_slopes is not None)
-    found = drawn_layer(layer, a.flatten(0, 1), g.flatten(0, 1), slopes, bias_slopes)
-    weights = torch.einsum("sno,snp->snop", g.double(), a.double())
-    by_mean = weights.sum(0)
-    by_spread = torch.einsum("snop,sop->nop", weights, slopes.double())
-    return found, by_mean.flatten(1).norm(dim=1), by_spread.flatten(1).norm(dim=1)
-
-
 @pytest.mark.parametrize("difference", [0.0, 1e-7, 1e-5, 1e-3])
-def test_norms_are_no_underestimate_where_draws_cancel(difference):
+@pytest.mark.parametrize("exponent", [-15, 0, 15])
+def test_no_record_adds_more_than_its_norm_foretells_where_draws_cancel(difference, exponent):
     # Two draws with opposite output gradients: the sum over draws is a small difference of large
     # numbers.
     source = torch.Generator().manual_seed(0)
-    a = torch.randn(1, 50, 40, generator=source).expand(2, 50, 40)
-    g = torch.randn(1, 50, 30, generator=source) * torch.tensor([1.0, -1.0])[:, None, None]
+    a = torch.randn(50, 1, 40, generator=source).expand(50, 2, 40)
+    g = torch.randn(50, 1, 30, generator=source) * torch.tensor([1.0, -1.0])[:, None]
     a, g = (values + difference * torch.randn(values.shape, generator=source) for values in (a, g))
-    slopes = torch.randn(1, 30, 40, generator=source).expand(2, 30, 40)
-    found, mean_norms, spread_norms = factored(
-        a, g, slopes, torch.randn(1, 30, generator=source).expand(2, 30)
-    )
-    bounds = norms(found)
-    ones = torch.ones(50)
-    for index, part in itertools.product(range(50), (0, 1)):
-        factors = [ones, ones]
-        factors[part] = torch.zeros(50).index_fill(
-            0, torch.tensor(index), float(1 / bounds[part][index])
-        )
-        contribution = torch.cat(variational_layers.weighted_sums(found, *factors)[part])
-        assert contribution.double().norm().item() <= 1 + 1e-6
-    assert (bounds[0].double() >= mean_norms).all()
-    assert (bounds[1].double() >= spread_norms).all()
+    slopes = {
+        "weight": torch.randn(1, 30, 40, generator=source).expand(2, 30, 40),
+        "bias": torch.randn(1, 30, generator=source).expand(2, 30),
+    }
+    layer_pass = LayerPass(nn.Linear(40, 30), a * 10.0**exponent, g * 10.0**-exponent)
+    for found in layer_gradients_of_draws(layer_pass, slopes):
+        for index in range(50):
+            factors = torch.zeros(50, dtype=torch.float64)
+            factors[index] = 1 / found.norms[index].clamp(min=1e-30)
+            contribution = torch.empty(found.size, dtype=torch.float64)
+            found.weighted_sum(factors, torch.tensor([index]), out=contribution)
+            assert contribution.norm().item() <= 1 + 1e-6
 
 
-def test_norms_are_tight_where_draws_do_not_cancel():
-    source = torch.Generator().manual_seed(0)
-    a = torch.randn(4, 6, 400, generator=source)
-    g = torch.randn(4, 6, 300, generator=source)
-    found, *exact = factored(a, g, torch.randn(4, 300, 400, generator=source))
-    torch.testing.assert_close([each.double() for each in norms(found)], exact, rtol=3e-4, atol=0)
-
-
-@pytest.mark.parametrize("positions", [1, 2])
-@pytest.mark.parametrize("exponent", [-30, -20, 20, 30])
-def test_norms_hold_where_squares_leave_float32(exponent, positions):
-    layer = nn.Linear(7, 5)
-    source = torch.Generator().manual_seed(0)
-    a = torch.randn(2, 6, positions, 7, generator=source) * 10.0**exponent
-    g = torch.randn(2, 6, positions, 5, generator=source) * 10.0**-exponent
-    slopes = torch.randn(2, 5, 7, generator=source)
-    bias_slopes = torch.zeros(2, 5)
-    found = norms(drawn_layer(layer, a.flatten(0, 1), g.flatten(0, 1), slopes, bias_slopes))
-    weights = torch.einsum("snlo,snlp->snop", g.double(), a.double())
-    sloped = torch.einsum("snop,sop->nop", weights, slopes.double()).flatten(1).norm(dim=1)
-    plain = torch.hypot(weights.sum(0).flatten(1).norm(dim=1), g.double().sum((0, 2)).norm(dim=1))
-    torch.testing.assert_close(found[0].double(), plain, rtol=1e-5, atol=0)
-    torch.testing.assert_close(found[1].double(), sloped, rtol=1e-5, atol=0)
-
-
-def test_pairs_and_records_are_treated_in_chunks(monkeypatch):
+def test_sum_in_parts_is_that_of_the_whole():
     module = resampled(build_model(MODELS[2], TASK, seed=0), 3, 10)
     features, labels = batch(10, *TASK.input_shape)
-    whole = variational.clipped_sum(module, features, labels, clip_norm=0.3, loss=LOSS)
-    monkeypatch.setattr(variational_layers, "_PAIR_ELEMENTS", 2)
-    parts = variational.clipped_sum(module, features, labels, clip_norm=0.3, loss=LOSS, rows=4)
+    whole = book_keeping.clipped_sum(module, features, labels, clip_norm=0.3, loss=LOSS)
+    parts = book_keeping.clipped_sum(module, features, labels, clip_norm=0.3, loss=LOSS, rows=4)
     torch.testing.assert_close(parts.total, whole.total, rtol=1e-5, atol=1e-6)
     assert (parts.units, parts.clipped) == (whole.units, whole.clipped) == (10, 10)
