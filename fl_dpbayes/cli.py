@@ -258,26 +258,6 @@ def report(
 
 
 @app.command(
-    epilog="Example: fl-dpbayes tensorboard runs/quickstart-1 logs && tensorboard --logdir logs"
-)
-def tensorboard(
-    run_dir: Annotated[Path, Argument(help="A run directory; the run may still be going on.")],
-    log_dir: Annotated[
-        Path, Argument(help="Where TensorBoard looks; the run gets a folder in it.")
-    ],
-    follow: Annotated[bool, Option("--follow", help="Go on until the run has ended.")] = False,
-) -> None:
-    """Write a run's progress for TensorBoard: epsilon by site, rounds, calibration.
-
-    Nothing leaves this machine.
-    """
-    from fl_dpbayes.commands.tensorboard import write_tensorboard
-
-    folder = write_tensorboard(run_dir, log_dir, follow=follow)
-    console.print(f"written: {folder}", soft_wrap=True, markup=False)
-
-
-@app.command(
     epilog="Example: fl-dpbayes predict runs/quickstart-1 new_records.npz --out predictions.csv"
 )
 def predict(

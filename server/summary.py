@@ -51,7 +51,7 @@ def summarise_run(
     scenario = federation.scenario
     privacy = _privacy_rows(strategy, record)
     measured = _measured(strategy, partition)
-    class_names: tuple[str, ...] = getattr(scenario.data.source, "class_names", ())
+    class_names = scenario.data.source.names_of_classes
     if len(class_names) != federation.roster.task.classes:
         class_names = ()
     seeded = _seeded_sites(federation, record)
@@ -74,7 +74,7 @@ def summarise_run(
             "code": _installed_code(scenario.named_code),
             "adjacency": scenario.privacy.adjacency,
             "seeded": bool(seeded),
-            "private": scenario.privacy.kind == "dp",
+            "private": scenario.sampler.is_private,
             "class_names": class_names,
             "settings": settings_table(scenario, record.aggregation_inputs),
             "sampler": scenario.sampler.kind,
@@ -82,7 +82,7 @@ def summarise_run(
             "aggregation": scenario.aggregation.rule,
             "aggregation_inputs": record.aggregation_inputs,
             "clipped": scenario.privacy.clip_norm is not None,
-            "coupling": getattr(scenario.privacy, "coupling", ""),
+            "coupling": scenario.privacy.coupling,
             "averaged_temperature": strategy.averaged_temperature(),
             "privacy": privacy,
             "small_delta": largest_at_small_delta(privacy, scenario.privacy.adjacency),
@@ -225,7 +225,7 @@ def _warnings(
     federation = strategy.federation
     scenario = federation.scenario
     texts = []
-    if scenario.privacy.kind != "dp":
+    if not scenario.sampler.is_private:
         texts += sentences([warning("not-private")])
     # Where all sites are seeded, the page says so once.
     if len(seeded) < len(federation.roster.members):
@@ -327,7 +327,7 @@ def _releases(federation: Federation, recalibration: Recalibration | None) -> li
     cards = [member.card for member in federation.roster.members]
     released = sorted({HOW_EVALUATION_IS_RELEASED[card.evaluation_release] for card in cards})
     released_exactly = sorted({PUBLIC if how == PUBLIC else NOT_SENT for how in released})
-    paid = PAID if federation.scenario.privacy.kind == "dp" else "sent without privacy"
+    paid = PAID if federation.scenario.sampler.is_private else "sent without privacy"
     items = {}
     if recalibration is not None:
         if recalibration.average.method in COUNTED:

@@ -53,7 +53,7 @@ SPLITS, NOISES, FIFTHS, TWO = range(1, 6), range(8), range(1, 6), (1, 2)
 # Without privacy nothing is clipped, no noise added, hospitals weigh by their patients, and the
 # chain goes to its mode.
 NO_PRIVACY: dict[str, Any] = {
-    "privacy": {"kind": "none", "sampling_rate": 1.0, "delta": 1e-3},
+    "privacy": {"sampling_rate": 1.0, "delta": 1e-3},
     "aggregation": {"rule": "fald"},
     "training": {"rounds": 400, "steps_per_round": 1, "burn_in": 300, "thinning": 1},
 }

@@ -111,7 +111,7 @@ def test_rounds_that_numpy_takes_for_the_results_sum_up_what_a_run_does(
 ) -> None:
     # Without noise both are the same numbers; every fifth gradient is shortened.
     clipped = scenario(
-        'privacy={kind="none", clip_norm=1.0, sampling_rate=1.0, delta=1e-3}',
+        "privacy={clip_norm=1.0, sampling_rate=1.0, delta=1e-3}",
         "sampler.kind=sgld",
         "aggregation.size_power=1.5",
         "aggregation.move_bound=2.0",
