@@ -75,7 +75,6 @@ def _private(clip_norm: float, **coupling: Any) -> dict[str, Any]:
     noise = coupling or {"noise_multiplier": NOISE_MULTIPLIER}
     # The noise is given, so the budget decides nothing.
     return {
-        "kind": "dp",
         "epsilon": 100.0,
         "delta": DELTA,
         "clip_norm": clip_norm,
@@ -85,7 +84,7 @@ def _private(clip_norm: float, **coupling: Any) -> dict[str, Any]:
 
 
 def _plain(**settings: float) -> dict[str, Any]:
-    return {"kind": "none", "sampling_rate": 1.0, **settings}
+    return {"sampling_rate": 1.0, **settings}
 
 
 # The authors' public notebook, in this project's convention: learning rate 2.5e-4 on half the
@@ -256,7 +255,7 @@ def _trained(
     train, test = (output_draws(module, arrays, x) for x in (data.x, data.test_x))
     mean, variance = predicted(test, np.array(result.sample_weights))
     covered = np.abs(data.test_y - mean) <= NORMAL_QUANTILE * np.sqrt(variance)
-    private = plan.privacy.kind == "dp"
+    private = plan.sampler.is_private
     error = _mean_squared_error(train[-1, :, 0], data.y)
     epsilons = {"epsilon": DELTA, "at 1/n": PAPER_DELTA}
     return {

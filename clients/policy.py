@@ -176,7 +176,7 @@ def check_training_policy(site_file: SiteFile, request: TrainRequest, shapes: Sh
     exceeded = {
         "plan.privacy.delta": privacy.delta != ledger.delta or not delta_is_allowed,
         "plan.privacy.adjacency": privacy.adjacency != ledger.adjacency,
-        "plan.privacy.kind": isinstance(privacy, NoPrivacyPlan) and not policy.allow_non_private,
+        "plan.sampler.kind": isinstance(privacy, NoPrivacyPlan) and not policy.allow_non_private,
         "plan.privacy.epsilon": privacy.epsilon > policy.max_run_epsilon,
         "plan.privacy.clip_norm": clip_norm is not None and clip_norm > policy.max_clip_norm,
         "plan.rounds": plan.total_steps > policy.max_steps,

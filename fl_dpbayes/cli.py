@@ -11,16 +11,15 @@ import signal
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, get_type_hints
+from typing import Annotated, Literal, get_type_hints
 
 import click
 import typer
-from click import Choice
 from rich.console import Console
 from typer import Argument, Option
 from typer.models import ArgumentInfo
 
-from fl_dpbayes.commands.bench import BENCHMARKS, run_benchmark
+from fl_dpbayes.commands.bench import Benchmark, run_benchmark
 from fl_dpbayes.coordinator.commands import deploy, provision
 from fl_dpbayes.errors import FailedError, Stopped, UserError
 from fl_dpbayes.hospital.commands import site
@@ -39,8 +38,7 @@ console = Console()
 errors = Console(stderr=True)
 
 Engine = Annotated[
-    str,
-    Option(click_type=Choice(["flower", "inline"]), help="flower: Ray's processes; inline: here."),
+    Literal["flower", "inline"], Option(help="flower: Ray's processes; inline: here.")
 ]
 DataDir = Annotated[Path | None, Option(help="Data folder; default: the variable FL_DPBAYES_DATA.")]
 AllowCode = Annotated[
@@ -62,12 +60,13 @@ OneRelease = Annotated[
 ]
 Delta = Annotated[float, Option(help="Delta, in (0, 1).")]
 AsJson = Annotated[bool, Option("--json", help="Print JSON instead of a table.")]
-NEIGHBOURS = ["add_or_remove_one", "replace_one"]
-COUPLINGS = ["constant", "temperature", "langevin", "floor"]
+# As in `config.plan`, which is imported when a command needs it.
 Adjacency = Annotated[
-    str, Option(click_type=Choice(NEIGHBOURS), help="Which data sets are neighbours.")
+    Literal["add_or_remove_one", "replace_one"], Option(help="Which data sets are neighbours.")
 ]
-Coupling = Annotated[str, Option(click_type=Choice(COUPLINGS), help="How noise follows steps.")]
+Coupling = Annotated[
+    Literal["constant", "temperature", "langevin", "floor"], Option(help="How noise follows steps.")
+]
 
 
 @app.callback(invoke_without_command=True)
@@ -258,26 +257,6 @@ def report(
 
 
 @app.command(
-    epilog="Example: fl-dpbayes tensorboard runs/quickstart-1 logs && tensorboard --logdir logs"
-)
-def tensorboard(
-    run_dir: Annotated[Path, Argument(help="A run directory; the run may still be going on.")],
-    log_dir: Annotated[
-        Path, Argument(help="Where TensorBoard looks; the run gets a folder in it.")
-    ],
-    follow: Annotated[bool, Option("--follow", help="Go on until the run has ended.")] = False,
-) -> None:
-    """Write a run's progress for TensorBoard: epsilon by site, rounds, calibration.
-
-    Nothing leaves this machine.
-    """
-    from fl_dpbayes.commands.tensorboard import write_tensorboard
-
-    folder = write_tensorboard(run_dir, log_dir, follow=follow)
-    console.print(f"written: {folder}", soft_wrap=True, markup=False)
-
-
-@app.command(
     epilog="Example: fl-dpbayes predict runs/quickstart-1 new_records.npz --out predictions.csv"
 )
 def predict(
@@ -428,7 +407,7 @@ def account(
         steps=steps,
         history=history,
         delta=delta,
-        adjacency=adjacency,  # type: ignore[arg-type]
+        adjacency=adjacency,
     )
     if as_json:
         print(json.dumps(account_json(result)))
@@ -455,18 +434,24 @@ def solve(
     as_json: AsJson = False,
 ) -> None:
     """Find the noise (or temperature) that meets a target epsilon."""
-    from fl_dpbayes.commands.account import account_table, solve_json, solve_options, solve_table
+    from fl_dpbayes.commands.account import (
+        NoiseOptions,
+        account_table,
+        solve_json,
+        solve_options,
+        solve_table,
+    )
     from fl_dpbayes.privacy.account import account as account_for
 
-    options = {
-        "epsilon": epsilon,
-        "delta": delta,
-        "adjacency": adjacency,
-        "coupling": coupling,
-        "clip_norm": clip_norm,
-        "sampling_rate": q,
-        "temperature": temperature,
-    }
+    options = NoiseOptions(
+        epsilon=epsilon,
+        delta=delta,
+        adjacency=adjacency,
+        coupling=coupling,
+        clip_norm=clip_norm,
+        sampling_rate=q,
+        temperature=temperature,
+    )
     result = solve_options(options, schedule=schedule, steps=steps, units=units)
     if as_json:
         print(json.dumps(solve_json(result)))
@@ -499,7 +484,7 @@ def audit(
     "--json memory.json"
 )
 def bench(
-    name: Annotated[str, Argument(click_type=Choice(BENCHMARKS), help="Which benchmark.")],
+    name: Annotated[Benchmark, Argument(help="Which benchmark.")],
     only: Annotated[str, Option(help="Rows whose names contain this; default: all.")] = "",
     repeats: Annotated[
         int,
@@ -513,7 +498,7 @@ def bench(
         int, Option(min=1, max=10_000, help="simulation, memory: 10, 100, ... up to so many.")
     ] = 100,
     engine: Annotated[
-        str, Option(click_type=Choice(["inline", "flower"]), help="simulation: the engine.")
+        Literal["inline", "flower"], Option(help="simulation: the engine.")
     ] = "inline",
     file: Annotated[
         str | None, Option("--json", help="Keep rows in this file and go on from it; -: print it.")

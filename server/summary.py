@@ -81,7 +81,7 @@ def summarise_run(
     evaluation = strategy.evaluation
     recalibration = strategy.recalibration
     calibration = evaluation.calibration_rows()
-    class_names: tuple[str, ...] = getattr(scenario.data.source, "class_names", ())
+    class_names = scenario.data.source.names_of_classes
     if len(class_names) != federation.roster.task.classes:
         class_names = ()
     seeded = _seeded_sites(federation, record)
@@ -109,7 +109,7 @@ def summarise_run(
         code=tuple(filter(None, map(installed_code, scenario.named_code))),
         adjacency=scenario.privacy.adjacency,
         seeded=bool(seeded),
-        private=scenario.privacy.kind == "dp",
+        private=scenario.sampler.is_private,
         class_names=class_names,
         settings=settings_table(scenario, record.aggregation_inputs),
         sampler=scenario.sampler.kind,
@@ -118,7 +118,7 @@ def summarise_run(
         aggregation_inputs=record.aggregation_inputs,
         sites=_site_records(strategy, calibration),
         clipped=scenario.privacy.clip_norm is not None,
-        coupling=getattr(scenario.privacy, "coupling", ""),
+        coupling=scenario.privacy.coupling,
         averaged_temperature=strategy.averaged_temperature(),
         privacy=privacy,
         small_delta=_small_delta(federation, record),
@@ -264,7 +264,7 @@ def _warnings(
     federation = strategy.federation
     scenario = federation.scenario
     texts = []
-    if scenario.privacy.kind != "dp":
+    if not scenario.sampler.is_private:
         texts += sentences([warning("not-private")])
     # Where all sites are seeded, the page says so once.
     if len(seeded) < len(federation.roster.members):
@@ -366,7 +366,7 @@ def _releases(
     cards = [member.card for member in federation.roster.members]
     released = sorted({HOW_EVALUATION_IS_RELEASED[card.evaluation_release] for card in cards})
     released_exactly = sorted({PUBLIC if how == PUBLIC else NOT_SENT for how in released})
-    paid = PAID if federation.scenario.privacy.kind == "dp" else "sent without privacy"
+    paid = PAID if federation.scenario.sampler.is_private else "sent without privacy"
     items = {}
     if recalibration is not None:
         if recalibration.average.method in COUNTED:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from pydantic import TypeAdapter
 
-from fl_dpbayes.config.aggregation import Aggregation
+from fl_dpbayes.config.rule import Aggregation
 from fl_dpbayes.config.sampler import SGLD, ConstantStepSize, FlatPrior, GaussianPrior, Sampler
 from fl_dpbayes.posterior.natural import NaturalGaussian
 from fl_dpbayes.posterior.rules.combine import Aggregate, Released, combine_sites

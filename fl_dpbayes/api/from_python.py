@@ -202,7 +202,8 @@ def _content_of_records(data: SiteRecords) -> dict[str, Any]:
 
 
 def _set_sections(content: dict[str, Any], parts: Parts) -> None:
-    has_temperature = getattr(parts.get("sampler"), "has_temperature", True)
+    sampler = parts.get("sampler")
+    has_temperature = not isinstance(sampler, SamplerSettings) or sampler.has_temperature
     for part, section in SECTIONS.items():
         record: Any = parts.get(part)
         if record is None or (part == "model" and isinstance(record, nn.Module)):
@@ -212,9 +213,7 @@ def _set_sections(content: dict[str, Any], parts: Parts) -> None:
                 f"{part} is {str(record)[:60]!r}: give an object such as "
                 "fl.DPSGLD(step_size=0.3), fl.FALD()"
             )
-        switch = "rule" if part == "rule" else "kind"
-        keys = record.model_dump(mode="json", exclude_unset=True)
-        keys[switch] = getattr(record, switch)
+        keys = record.model_dump(mode="json", include=record.model_fields_set | {"kind", "rule"})
         # A temperature of 1 is Privacy's default, not a wish.
         if not has_temperature and keys.get("temperature") == 1.0:
             del keys["temperature"]
@@ -223,7 +222,7 @@ def _set_sections(content: dict[str, Any], parts: Parts) -> None:
         if not has_temperature or "coupling" in keys:
             kept_keys -= COUPLED_KEYS
         content[section] = {name: before[name] for name in kept_keys & before.keys()} | keys
-    if content["privacy"].get("kind") == "none":
+    if isinstance(parts.get("privacy"), NoPrivacyPlan):
         content["sampler"]["kind"] = content["sampler"]["kind"].removeprefix("dp-")
 
 

@@ -32,7 +32,8 @@ def private_settings(scenario: Scenario) -> PrivacyPlan:
     """
     if not isinstance(scenario.privacy, PrivacyPlan):
         raise UserError(
-            "privacy.kind is 'none': the scenario promises no privacy, so there is nothing to audit"
+            f"sampler.kind is {scenario.sampler.kind!r}: the scenario promises no privacy, so "
+            "there is nothing to audit"
         )
     return scenario.privacy
 

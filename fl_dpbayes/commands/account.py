@@ -4,12 +4,19 @@ import json
 import math
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from pydantic import ValidationError
 from rich.table import Table
 
-from fl_dpbayes.config import MAX_STEPS, Adjacency, PrivacyPlan, StepSizeSchedule, read_record
+from fl_dpbayes.config import (
+    MAX_STEPS,
+    Adjacency,
+    NoiseCoupling,
+    PrivacyPlan,
+    StepSizeSchedule,
+    read_record,
+)
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.files import Config, JSONValue, json_values
 from fl_dpbayes.privacy import (
@@ -41,6 +48,22 @@ NEIGHBOURS = {
     "replace_one": "neighbours differ by replacing one unit",
 }
 EXAMPLE_SCHEDULE = '{kind="polynomial", initial=0.1, power=0.33}'
+
+
+class NoiseOptions(TypedDict):
+    """Keys of a `PrivacyPlan` as the options give them.
+
+    Attributes:
+        temperature: tau of coupling `floor`, None: 1.
+    """
+
+    epsilon: float
+    delta: float
+    adjacency: Adjacency
+    coupling: NoiseCoupling
+    clip_norm: float
+    sampling_rate: float
+    temperature: float | None
 
 
 class _Schedule(Config):
@@ -83,11 +106,11 @@ def account_of(
     return account((GaussianEvent(sigma, q, steps),), delta, adjacency)
 
 
-def solve_options(options: dict[str, Any], schedule: str, steps: int, units: int) -> SolvedNoise:
+def solve_options(options: NoiseOptions, schedule: str, steps: int, units: int) -> SolvedNoise:
     """Solve the free parameter of a coupling for a target epsilon.
 
     Args:
-        options: Fields of a `PrivacyPlan`; `temperature` is tau of coupling `floor`, None: 1.
+        options: The target, and how noise is added.
         schedule: The step sizes, as a TOML value.
         steps: Number of steps, >= 1.
         units: Number n of privacy units, >= 1.
@@ -100,7 +123,7 @@ def solve_options(options: dict[str, Any], schedule: str, steps: int, units: int
     """
     _check_range("--steps", steps, 1, MAX_STEPS)
     _check_range("--units", units, 1, math.inf)
-    plan_keys = options | {"temperature": _floor_temperature(options)}
+    plan_keys = {**options, "temperature": _floor_temperature(options)}
     sizes = _read_schedule(schedule)
     try:
         plan = PrivacyPlan.model_validate(plan_keys)
@@ -205,7 +228,7 @@ def _read_history_file(path: Path) -> History:
         raise UserError(f"--history {path}: {error}") from None
 
 
-def _floor_temperature(options: dict[str, Any]) -> float | None:
+def _floor_temperature(options: NoiseOptions) -> float | None:
     """Return tau of coupling `floor`; UserError if another coupling is given one."""
     temperature = options["temperature"]
     coupling = options["coupling"]

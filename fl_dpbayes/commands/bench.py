@@ -2,17 +2,18 @@
 
 from importlib import import_module
 from pathlib import Path
+from typing import Literal
 
 from rich.console import Console
 
 from fl_dpbayes.errors import UserError
 
-BENCHMARKS = ("clip", "sizes", "gpu", "accounting", "simulation", "end-to-end", "memory")
+Benchmark = Literal["clip", "sizes", "gpu", "accounting", "simulation", "end-to-end", "memory"]
 SOURCE_TREE = Path(__file__).parents[2]
 
 
 def run_benchmark(
-    name: str,
+    name: Benchmark,
     only: str,
     repeats: int,
     sites: int,
@@ -23,7 +24,7 @@ def run_benchmark(
     """Measure the rows of a benchmark and print their table.
 
     Args:
-        name: One of `BENCHMARKS`.
+        name: Which benchmark.
         only: Rows whose names contain this are measured; "": all.
         repeats: Steps, rounds or seeds of a row.
         sites: At most so many sites.

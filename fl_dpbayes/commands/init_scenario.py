@@ -271,7 +271,7 @@ def _describe_images(folder: Path, site: str, unit: str | None) -> DataDescripti
         f"site_pattern = {toml_value(site)}",
         unit_line,
     ]
-    classes = source.class_names
+    classes = source.names_of_classes
     return DataDescription(
         paths=[folder],
         sites=_proposed_sites(sizes, names),

@@ -5,13 +5,12 @@ all chains of one number start from the same broadcast weights. The mixture need
 """
 
 import math
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt
 
-from fl_dpbayes.config.installed_code import RULES, extended
 from fl_dpbayes.config.plan import TrainingPlan
-from fl_dpbayes.config.rule import PublicInputs, Rule, WeighedRule
+from fl_dpbayes.config.rule import PublicInputs, Rule, WeighedRule, register_rule
 from fl_dpbayes.config.sampler import GaussianPrior, LaplacePrior, Sampler
 
 Draws = Annotated[int, Field(ge=1, le=10_000)]
@@ -39,6 +38,7 @@ Beta = Annotated[
 ]
 
 
+@register_rule
 class Mixture(WeighedRule):
     """All samples of all sites, site k with the share w_k (an ensemble; wide, never too sure).
 
@@ -90,6 +90,7 @@ class AveragingRule(WeighedRule):
         super().check(sampler, training_sites)
 
 
+@register_rule
 class FALD(AveragingRule):
     """Federated averaging of Langevin chains: the states are averaged after every round.
 
@@ -133,6 +134,7 @@ class FALD(AveragingRule):
         super().check(sampler, training_sites)
 
 
+@register_rule
 class FedAvg(AveragingRule):
     """The average of the sites' posterior means: one point, for reference."""
 
@@ -141,6 +143,7 @@ class FedAvg(AveragingRule):
     rule: Literal["fedavg"] = "fedavg"
 
 
+@register_rule
 class FedBE(WeighedRule):
     """The sites' means, their average, and draws around it.
 
@@ -173,6 +176,7 @@ class PrecisionRule(Rule):
         return {"full": parameters + 4, "diagonal": 5, "uniform": 1}[self.form]
 
 
+@register_rule
 class Consensus(PrecisionRule):
     """Consensus Monte Carlo: averages of one draw per site.
 
@@ -182,6 +186,7 @@ class Consensus(PrecisionRule):
     rule: Literal["consensus-full", "consensus-diagonal", "consensus-uniform"]
 
 
+@register_rule
 class Product(PrecisionRule):
     """The product of the sites' Gaussians, from which `draws` are taken.
 
@@ -206,6 +211,7 @@ class Product(PrecisionRule):
             )
 
 
+@register_rule
 class FedPA(Rule):
     """Posterior averaging: after every round the server moves along the sites' deltas.
 
@@ -256,6 +262,7 @@ class DistillingRule(Rule):
         return self.public
 
 
+@register_rule
 class Distillation(WeighedRule, DistillingRule):
     """The mixture of the sites' samples, distilled.
 
@@ -265,6 +272,7 @@ class Distillation(WeighedRule, DistillingRule):
     rule: Literal["distillation"] = "distillation"
 
 
+@register_rule
 class PredBayes(DistillingRule):
     """beta-PredBayes: between the mixture and the product of the sites' predictions, distilled.
 
@@ -286,12 +294,6 @@ class PredBayes(DistillingRule):
                 "beta 'fitted' needs public records with labels: give public of kind "
                 "'file', or a number"
             )
-
-
-AnyRule = Mixture | FALD | FedAvg | FedBE | FedPA | Consensus | Product | Distillation | PredBayes
-Aggregation = Annotated[AnyRule, Field(discriminator="rule")]
-if not TYPE_CHECKING:
-    __getattr__ = extended(globals(), "Aggregation", RULES, Rule)
 
 
 def with_default_rule(content: Any) -> Any:

@@ -14,9 +14,9 @@ from fl_dpbayes.config.installed_code import (
     InstalledCode,
     installed_code,
     installed_package,
-    registered_modules,
 )
 from fl_dpbayes.config.kinds import check_origin
+from fl_dpbayes.config.registry import registered_modules
 from fl_dpbayes.config.site_file import SiteFile
 from fl_dpbayes.errors import UserError
 

@@ -1,39 +1,29 @@
-"""Installed code that a run uses.
-
-These are the records that other packages register, and the files that a name of code stands for.
-"""
+"""The installed files that a name of code stands for."""
 
 import hashlib
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from importlib.metadata import (
-    EntryPoint,
     PackageNotFoundError,
     distribution,
-    entry_points,
     packages_distributions,
     requires,
 )
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, Union, get_args
+from typing import Annotated
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from fl_dpbayes.config.kinds import HOME
 from fl_dpbayes.config.names import OutsideText
-from fl_dpbayes.errors import UserError
+from fl_dpbayes.config.sampler import SAMPLERS
 from fl_dpbayes.files import KEPT, Config, files_below
 
-SAMPLERS = "fl_dpbayes.samplers"
-RULES = "fl_dpbayes.rules"
-SOURCES = "fl_dpbayes.sources"
 PACKAGE = "fl-dpbayes"
 PACKAGE_FOLDERS = ("fl_dpbayes", "clients", "server")
-# Kind of a registered record -> the module that implements it.
-_modules: dict[str, str] = {}
 
 
 class InstalledCode(Config):
@@ -64,7 +54,9 @@ def installed_code(name: str) -> InstalledCode | None:
     Returns:
         The code; None where it is not installed.
     """
-    top = _modules.get(name, name).partition(":")[0].partition(".")[0]
+    sampler = SAMPLERS.loaded().get(name)
+    module_name = sampler.implemented_by if sampler is not None else name
+    top = module_name.partition(":")[0].partition(".")[0]
     places = _places(top)
     if not places:
         return None
@@ -93,13 +85,6 @@ def installed_package() -> InstalledCode:
     return InstalledCode(
         name=PACKAGE, distribution=PACKAGE, version=version, digest=files_digest(places)
     )
-
-
-@lru_cache(maxsize=1)
-def registered_modules() -> tuple[str, ...]:
-    """Return the modules of other packages that are imported for the records they register."""
-    points = [point for group in (SAMPLERS, RULES, SOURCES) for point in entry_points(group=group)]
-    return tuple(sorted({point.module for point in points}))
 
 
 def files_digest(places: tuple[Path, ...]) -> str:
@@ -181,81 +166,3 @@ def foundations() -> frozenset[str]:
 def _normal(requirement: str) -> str:
     """Return the normal form of the name that a requirement begins with."""
     return re.sub(r"[-_.]+", "-", re.split(r"[^\w.-]", requirement, maxsplit=1)[0]).lower()
-
-
-def extended(
-    namespace: dict[str, Any], name: str, group: str, base: type[Config]
-) -> Callable[[str], Any]:
-    """Take a union of records out of a module, and return what makes the longer union later.
-
-    The records of a group of entry points join those of the union. They are loaded at the first
-    use, since a record's module imports that of its base.
-
-    Args:
-        namespace: The module's names; the union is removed from them.
-        name: Name of the union.
-        group: Group of the entry points.
-        base: Class that every registered record must be of.
-
-    Returns:
-        The module's `__getattr__`. It raises UserError if an entry point cannot be loaded, names
-        no record of `base` with its code, or has a taken kind.
-    """
-    shipped, field = get_args(namespace.pop(name))
-
-    def get(attribute: str) -> Any:
-        if attribute != name:
-            raise AttributeError(f"module {namespace['__name__']!r} has no attribute {attribute!r}")
-        records = list(get_args(shipped))
-        taken = {kind for record in records for kind in kinds_of(record)}
-        for point in sorted(entry_points(group=group), key=lambda point: (point.name, point.value)):
-            record = _registered_record(point, base)
-            kinds = kinds_of(record)
-            # The private and the other form of a sampler are one algorithm.
-            private_forms = {f"dp-{kind}" for kind in kinds}
-            plain_forms = {kind.removeprefix("dp-") for kind in kinds}
-            twice = (private_forms | plain_forms) & taken
-            if twice:
-                raise UserError(
-                    f"{_point_text(point)} takes the name {min(twice)!r}, which is another's: "
-                    "give it a kind of its own"
-                )
-            taken |= kinds
-            _modules.update(dict.fromkeys(kinds, record.implemented_by))
-            records.append(record)
-        namespace[name] = Annotated[Union[tuple(records)], field]  # noqa: UP007
-        return namespace[name]
-
-    return get
-
-
-def _registered_record(point: EntryPoint, base: type[Config]) -> Any:
-    """Load the record that an entry point names; UserError if it is no record of `base`."""
-    try:
-        record = point.load()
-    except Exception as error:
-        problem = (
-            f"{type(error).__name__}: {str(error)[:200]}; keep the record in a module of its own"
-        )
-        raise UserError(
-            f"{_point_text(point)} cannot be loaded: {problem}, or uninstall the package"
-        ) from None
-    is_record = isinstance(record, type) and issubclass(record, base)
-    if not is_record or not getattr(record, "implemented_by", ""):
-        raise UserError(
-            f"{_point_text(point)} is no subclass of {base.__name__} with implemented_by, the "
-            "module of its code"
-        )
-    return record
-
-
-def _point_text(point: EntryPoint) -> str:
-    return f"entry point {point.name!r} of {point.group} ({point.value})"
-
-
-def kinds_of(record: type[BaseModel]) -> set[str]:
-    """Return the kinds, or rules, that a record may have."""
-    fields = [record.model_fields[key] for key in ("kind", "rule") if key in record.model_fields]
-    return {
-        kind for field in fields for kind in get_args(field.annotation) if isinstance(kind, str)
-    }

@@ -1,12 +1,21 @@
 """The plan of a whole training run, fixed in its first request."""
 
 import math
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
 
 from fl_dpbayes.config.sampler import Sampler
-from fl_dpbayes.files import Config, by_default
+from fl_dpbayes.files import Config
 
 
 # Every rule bounds a unit's contribution by the clip norm C in the Euclidean norm over all
@@ -84,15 +93,16 @@ def _check_clipping(clipping: Clipping, clip_norm: float | None) -> None:
 
 
 class PrivacyPlan(Config):
-    """What the mechanism adds and what the run may cost at a site.
+    """What the mechanism adds and what the run may cost at a site, for a private sampler.
 
     Where the free parameter of the coupling (`noise_multiplier` for `constant` and `floor`,
     `temperature` for `temperature` and `langevin`) is absent, the site solves it so that the last
     planned step meets `epsilon`.
     """
 
-    kind: Literal["dp"] = "dp"
-    epsilon: PositiveFloat
+    epsilon: PositiveFloat = Field(
+        description="or choose a sampler.kind without 'dp-' if nothing is to be protected"
+    )
     delta: Probability
     adjacency: Adjacency = "add_or_remove_one"
     coupling: NoiseCoupling = "constant"
@@ -142,14 +152,13 @@ class Privacy(PrivacyPlan):
 
 
 class NoPrivacyPlan(Config):
-    """A run without privacy, for reference: epsilon is infinite.
+    """A run without privacy, for reference, by a sampler without `dp-`: epsilon is infinite.
 
     A site takes part only if its policy says so. Without `clip_norm` nothing is clipped. The noise
     on the sum has the given `noise_standard_deviation`, or that of Langevin dynamics at
     `temperature`; with neither there is none. Clip or noise alone are ablations.
     """
 
-    kind: Literal["none"] = "none"
     sampling_rate: SamplingRate = 0.5
     clip_norm: Annotated[float, Field(ge=MIN_CLIP_NORM)] | None = None
     clipping: Clipping = FlatClipping()
@@ -159,6 +168,8 @@ class NoPrivacyPlan(Config):
     adjacency: Adjacency = "add_or_remove_one"
 
     epsilon: ClassVar[float] = math.inf
+    # No noise is raised or shaped for privacy.
+    coupling: ClassVar[str] = ""
     # Noise before the clip is a part of private training only.
     pre_noise: ClassVar[float] = 0.0
     # A noise multiplier is the noise's standard deviation on the sum.
@@ -172,9 +183,49 @@ class NoPrivacyPlan(Config):
             )
 
 
-AnyPrivacyPlan = Annotated[
-    Annotated[PrivacyPlan | NoPrivacyPlan, Field(discriminator="kind")], by_default(kind="dp")
-]
+Plan = TypeVar("Plan", PrivacyPlan, NoPrivacyPlan)
+
+
+def _privacy_of_sampler(
+    value: Any, read_either: ValidatorFunctionWrapHandler, info: ValidationInfo
+) -> PrivacyPlan | NoPrivacyPlan:
+    """Read the privacy of a run, which is private where its sampler is."""
+    sampler = info.data.get("sampler")
+    if sampler is None:
+        # The whole record is refused for its sampler.
+        return read_either(value)
+    if sampler.is_private:
+        return _read_privacy(value, sampler, PrivacyPlan, NoPrivacyPlan)
+    return _read_privacy(value, sampler, NoPrivacyPlan, PrivacyPlan)
+
+
+def _read_privacy(
+    value: Any, sampler: Sampler, record: type[Plan], other_record: type[Config]
+) -> Plan:
+    """Read a record, and refuse the keys of the other by the sampler that does not have them."""
+    state = "private" if sampler.is_private else "not private"
+    if isinstance(value, other_record):
+        value = value.model_dump(exclude_unset=True)
+    if isinstance(value, Mapping):
+        if "kind" in value:
+            raise ValueError(
+                f"remove the key kind: sampler.kind {sampler.kind!r} says that the run is {state}"
+            )
+        other_keys = other_record.model_fields.keys() - record.model_fields.keys()
+        misplaced = [key for key in value if key in other_keys]
+        if misplaced:
+            remedy = f"remove {', '.join(misplaced)}"
+            other_kind = sampler.algorithm
+            if not sampler.is_private:
+                remedy += " if nothing is to be protected"
+                other_kind = f"dp-{sampler.algorithm}"
+            raise ValueError(
+                f"sampler.kind {sampler.kind!r} is {state}: choose {other_kind!r}, or {remedy}"
+            )
+    return record.model_validate(value)
+
+
+AnyPrivacyPlan = Annotated[PrivacyPlan | NoPrivacyPlan, WrapValidator(_privacy_of_sampler)]
 
 
 class TrainingPlan(Config):
@@ -211,16 +262,6 @@ class TrainingPlan(Config):
         return self.chains * self.rounds
 
     def _check_keys(self) -> None:
-        named = f"sampler.kind {self.sampler.kind!r}"
-        algorithm = self.sampler.algorithm
-        if self.privacy.kind == "dp" and not self.sampler.is_private:
-            choice = (
-                f"choose 'dp-{algorithm}', or privacy.kind = 'none' if nothing is to be protected"
-            )
-            raise ValueError(f"{named} is not private, but privacy.kind is 'dp': {choice}")
-        if self.privacy.kind == "none" and self.sampler.is_private:
-            choice = f"choose {algorithm!r}, or give a privacy budget"
-            raise ValueError(f"{named} is private, but privacy.kind is 'none': {choice}")
         if self.total_steps > MAX_STEPS:
             raise ValueError(
                 f"chains * rounds * steps_per_round is {self.total_steps}: allowed are "

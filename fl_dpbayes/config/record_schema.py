@@ -65,7 +65,7 @@ def record_schema(source: Source) -> RecordSchema:
     constants = {key: keys.pop(key) for key in _CONSTANTS if key in keys}
     labels = {key: keys.pop(key) for key in _LABELS if key in keys}
     labels["classes"] = task.classes
-    labels["class_names"] = getattr(source, "class_names", ())
+    labels["class_names"] = source.names_of_classes
     features = {"shape": task.input_shape, **keys}
     parts = {"features": features, "constants": constants, "labels": labels}
     # Lists keep their order; keys of a table, as of missing values and categories, are in the order

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from fl_dpbayes.config.names import counted
 from fl_dpbayes.config.plan import TrainingPlan
+from fl_dpbayes.config.registry import RULE_GROUP, Choice, Registry
 from fl_dpbayes.config.sampler import Sampler
 from fl_dpbayes.files import Config
 
@@ -56,7 +57,7 @@ class PublicFile(Config):
 PublicInputs = Annotated[SyntheticInputs | PublicFile, Field(discriminator="kind")]
 
 
-class Rule(Config):
+class Rule(Choice):
     """A section `[aggregation]`: fields are what a scenario may set.
 
     A rule overrides attributes and properties that are not as here. A rule on independent chains
@@ -73,8 +74,7 @@ class Rule(Config):
         needs_temperature: It uses the spread of samples, which must have a temperature.
         share_times: How many equal shares a site may weigh by its size, where the scenario names no
             `largest_share`.
-        implemented_by: The module with `combine`, in a package that registers the rule by an entry
-            point of `fl_dpbayes.rules`.
+        implemented_by: The module with `combine`, in a package that registers the rule.
         rule: The name that a scenario chooses it by.
     """
 
@@ -86,7 +86,6 @@ class Rule(Config):
     shows_mixing: ClassVar[bool] = True
     needs_temperature: ClassVar[bool] = False
     share_times: ClassVar[float] = 1.2
-    implemented_by: ClassVar[str] = ""
 
     rule: str
 
@@ -202,6 +201,11 @@ class Rule(Config):
             return self
         public = self.inputs.model_copy(update={"path": change(self.inputs.path)})
         return self.model_copy(update={"public": public})
+
+
+RULES = Registry(Rule, RULE_GROUP, switch="rule")
+register_rule = RULES.register
+Aggregation = Annotated[Rule, RULES]
 
 
 class WeighedRule(Rule):

@@ -1,17 +1,17 @@
 """The algorithm of a site's chain, its step sizes and its prior: what a plan says of them.
 
 An algorithm has one name where it is private (`dp-sgd`) and one where it is not (`sgd`); both run
-the same code, the module of that name in `fl_dpbayes/samplers`, and a plan's privacy settings must
-agree with the name.
+the same code, the module of that name in `fl_dpbayes/samplers`. Whether a run is private follows
+from the name alone.
 """
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, PositiveFloat
 
-from fl_dpbayes.config.installed_code import SAMPLERS, extended
+from fl_dpbayes.config.registry import SAMPLER_GROUP, Choice, Registry
 from fl_dpbayes.files import Config
 
 # Far inside float32: the first product of a state would not be finite.
@@ -80,7 +80,7 @@ class FlatPrior(Config):
 Prior = Annotated[GaussianPrior | LaplacePrior | FlatPrior, Field(discriminator="kind")]
 
 
-class SamplerSettings(Config):
+class SamplerSettings(Choice):
     """What every algorithm has: step sizes, a prior, and what it says of itself.
 
     A chain's state is made of vectors as long as the model's parameter vector, all of them
@@ -98,8 +98,7 @@ class SamplerSettings(Config):
         draws_samples: Posterior samples are drawn at random from the state; they are not its
             positions.
         needs_hidden_units: It has nothing to do in a model without trained hidden units.
-        implemented_by: The module with `build`, in a package that registers the sampler by an
-            entry point of `fl_dpbayes.samplers`.
+        implemented_by: The module with `build`, in a package that registers the sampler.
         step_size: The schedule of step sizes.
         prior: The prior p(w) of the parameters.
         kind: The algorithm's name, with `dp-` before it where the run is private.
@@ -111,7 +110,6 @@ class SamplerSettings(Config):
     rescales: ClassVar[bool] = False
     draws_samples: ClassVar[bool] = False
     needs_hidden_units: ClassVar[bool] = False
-    implemented_by: ClassVar[str] = ""
 
     step_size: StepSizeSchedule = ConstantStepSize(initial=0.2)
     prior: Prior = GaussianPrior()
@@ -133,12 +131,12 @@ class SamplerSettings(Config):
 
         It is 1 where there is no momentum.
         """
-        return 1.0 - self._momentum_decay
+        return 1.0
 
     @property
     def moments(self) -> tuple[str, ...]:
         """Vectors of the state beside the position; they start at 0."""
-        return ("momentum",) if self._momentum_decay else ()
+        return ()
 
     @property
     def state_vectors(self) -> tuple[str, ...]:
@@ -153,7 +151,7 @@ class SamplerSettings(Config):
     @property
     def weight_draws(self) -> int:
         """How many draws of the weights are held at once."""
-        return getattr(self, "draws", 1)
+        return 1
 
     @property
     def levers(self) -> dict[str, float]:
@@ -161,12 +159,7 @@ class SamplerSettings(Config):
 
         Temperature goes as step size over friction.
         """
-        return {"momentum": self._momentum_decay} if self._momentum_decay else {}
-
-    @property
-    def _momentum_decay(self) -> float:
-        # Registered samplers may have the key too, so the base class looks for it by name.
-        return getattr(self, "momentum", 0.0)
+        return {}
 
     def state_shapes(
         self, parameter_shapes: Mapping[str, tuple[int, ...]]
@@ -186,6 +179,12 @@ class SamplerSettings(Config):
         }
 
 
+SAMPLERS = Registry(SamplerSettings, SAMPLER_GROUP)
+register_sampler = SAMPLERS.register
+Sampler = Annotated[SamplerSettings, SAMPLERS]
+
+
+@register_sampler
 class SGLD(SamplerSettings):
     """Stochastic gradient Langevin dynamics."""
 
@@ -193,7 +192,29 @@ class SGLD(SamplerSettings):
     kind: Literal["sgld", "dp-sgld"] = "dp-sgld"
 
 
-class SGD(SamplerSettings):
+class MomentumSettings(SamplerSettings):
+    """An algorithm with momentum; 0 is none."""
+
+    momentum: Decay = 0.0
+
+    @property
+    def momentum_lost(self) -> float:
+        """What a step does not keep of the momentum."""
+        return 1.0 - self.momentum
+
+    @property
+    def moments(self) -> tuple[str, ...]:
+        """The momentum, if any."""
+        return ("momentum",) if self.momentum else ()
+
+    @property
+    def levers(self) -> dict[str, float]:
+        """Less momentum."""
+        return {"momentum": self.momentum} if self.momentum else {}
+
+
+@register_sampler
+class SGD(MomentumSettings):
     """Stochastic gradient descent with momentum beta.
 
     With noise on its gradients it is Hamiltonian Monte Carlo with friction 1 - beta, meant or not.
@@ -202,9 +223,9 @@ class SGD(SamplerSettings):
     has_temperature = True
     only_descends = True
     kind: Literal["sgd", "dp-sgd"] = "dp-sgd"
-    momentum: Decay = 0.0
 
 
+@register_sampler
 class Adam(SamplerSettings):
     """Adam on the private gradient; its moments are post-processing."""
 
@@ -221,6 +242,7 @@ class Adam(SamplerSettings):
         return "first_moment", "second_moment"
 
 
+@register_sampler
 class SGHMC(SamplerSettings):
     """Stochastic gradient Hamiltonian Monte Carlo.
 
@@ -248,6 +270,7 @@ class SGHMC(SamplerSettings):
         return {"friction": self.friction} if self.friction < 1 else {}
 
 
+@register_sampler
 class BayesByBackprop(SamplerSettings):
     """Bayes by backprop: a Gaussian per weight, trained by gradient descent.
 
@@ -262,12 +285,18 @@ class BayesByBackprop(SamplerSettings):
     initial_scale: PositiveFloat = 0.05
 
     @property
+    def weight_draws(self) -> int:
+        """Those that are averaged before the clip."""
+        return self.draws
+
+    @property
     def start_values(self) -> Mapping[str, float]:
         """The spread of the initial scale."""
         return {"spread": spread_of(self.initial_scale)}
 
 
-class MCDropout(SamplerSettings):
+@register_sampler
+class MCDropout(MomentumSettings):
     """Gradient descent with dropout at `rate`, a mask per record.
 
     A posterior sample is one draw of masks.
@@ -277,13 +306,6 @@ class MCDropout(SamplerSettings):
     needs_hidden_units = True
     kind: Literal["mc-dropout", "dp-mc-dropout"] = "dp-mc-dropout"
     rate: Annotated[float, Field(gt=0, le=0.99)] = 0.5
-    momentum: Decay = 0.0
-
-
-AnySampler = SGLD | SGD | Adam | SGHMC | BayesByBackprop | MCDropout
-Sampler = Annotated[AnySampler, Field(discriminator="kind")]
-if not TYPE_CHECKING:
-    __getattr__ = extended(globals(), "Sampler", SAMPLERS, SamplerSettings)
 
 
 def spread_of(scale: float) -> float:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import tomli_w
 from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, model_validator
 
-from fl_dpbayes.config.aggregation import Aggregation, with_default_rule
+from fl_dpbayes.config.aggregation import AveragingRule, with_default_rule
 from fl_dpbayes.config.data import (
     DataSpec,
     IIDPartition,
@@ -21,6 +21,7 @@ from fl_dpbayes.config.data import (
 from fl_dpbayes.config.names import EvaluationRelease, GroupText, SiteName
 from fl_dpbayes.config.plan import AnyPrivacyPlan, ChainStart, TrainingPlan, check_temperature
 from fl_dpbayes.config.recalibration import AnyRecalibration
+from fl_dpbayes.config.rule import Aggregation
 from fl_dpbayes.config.sampler import Sampler
 from fl_dpbayes.config.task import LogisticModel, Model, ModuleModel
 from fl_dpbayes.config.validation_text import (
@@ -260,11 +261,14 @@ class Scenario(Config):
                 )
         if section is None:
             return
+        features = self.model.features
+        rule = self.aggregation
+        robust = rule.robust if isinstance(rule, AveragingRule) else "none"
         needs = (
             ("model.kind", self.model.kind, "logistic"),
             ("aggregation.rule", self.aggregation.rule, "fald"),
-            ("model.features.kind", getattr(self.model.features, "kind", "standard"), "standard"),
-            ("aggregation.robust", getattr(self.aggregation, "robust", "none"), "none"),
+            ("model.features.kind", features.kind if features else "standard", "standard"),
+            ("aggregation.robust", robust, "none"),
             ("sampler.kind", self.sampler.algorithm, "sgld"),
             ("privacy.sampling_rate", privacy.sampling_rate, 1.0),
             ("training.steps_per_round", self.training.steps_per_round, 1),

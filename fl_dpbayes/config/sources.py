@@ -8,16 +8,15 @@ import re
 from abc import abstractmethod
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self
+from typing import Annotated, Literal, NamedTuple, Self
 
 from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt
 
 from fl_dpbayes.config.data_folder import known_folder
-from fl_dpbayes.config.installed_code import SOURCES, extended
 from fl_dpbayes.config.names import GroupText
+from fl_dpbayes.config.registry import SOURCE_GROUP, Choice, Registry
 from fl_dpbayes.config.task import Task
 from fl_dpbayes.errors import UserError
-from fl_dpbayes.files import Config
 
 OfficialPart = Literal["train", "validation", "test"]
 ColumnName = Annotated[str, Field(min_length=1, max_length=100)]
@@ -27,15 +26,15 @@ MAX_PIXELS = 2**29
 SplitName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")]
 
 
-class SourceConfig(Config):
+class SourceConfig(Choice):
     """What every source says of itself, beside its keys, without loading a record.
 
     Attributes:
-        implemented_by: The module with `load`, of a source registered by an entry point of
-            `fl_dpbayes.sources`.
+        implemented_by: The module with `load`, in a package that registers the source.
+        kind: The name that a file chooses it by.
     """
 
-    implemented_by: ClassVar[str] = ""
+    kind: str
 
     @property
     @abstractmethod
@@ -52,14 +51,18 @@ class SourceConfig(Config):
 
     @property
     def unit(self) -> str:
-        """What a privacy unit is called: a table's unit column, patient, image or record."""
-        return getattr(self, "unit_column", None) or "record"
+        """What a privacy unit is called, such as patient, image or record."""
+        return "record"
+
+    @property
+    def names_of_classes(self) -> tuple[str, ...]:
+        """The names of the classes, in their order; none where they are only numbers."""
+        return ()
 
     @property
     def origin(self) -> str:
         """What the records are and under which licence, as far as the source says."""
-        place = getattr(self, "path", None) or getattr(self, "kind", "table")
-        return f"{Path(str(place)).name}; its licence is not known to the run"
+        return f"{self.kind}; its licence is not known to the run"
 
     @property
     def looked_at(self) -> bool:
@@ -67,7 +70,7 @@ class SourceConfig(Config):
 
         That costs privacy which nobody counts.
         """
-        return getattr(self, "constants", "public") == "from_records"
+        return False
 
     @property
     def places(self) -> tuple[Path, ...]:
@@ -75,23 +78,50 @@ class SourceConfig(Config):
 
         None for what is made up, shipped or pinned.
         """
-        paths = getattr(self, "path", None) or ()
-        return paths if isinstance(paths, tuple) else (paths,)
+        return ()
 
-    def with_place(self, change: Callable[[Path], Path | None]) -> Self:
+    def with_place(self, change: Callable[[Path], Path]) -> Self:
         """Change the path or folder where the source lies, if it has one."""
-        places: dict[str, Any] = {}
-        for key in ("path", "folder"):
-            place = getattr(self, key, None)
-            if isinstance(place, tuple):
-                places[key] = tuple(map(change, place))
-            elif place is not None:
-                places[key] = change(place)
-        return self.model_copy(update=places)
+        return self
 
     def located(self, data_dir: Path | None) -> Self:
         """Resolve where the source lies; `data_dir` is where built-in ones do."""
         return self.with_place(Path.resolve)
+
+    def without_folder(self) -> Self:
+        """Return the source as if its files lay at hand: wherever they lie, they are the same."""
+        return self.with_place(lambda place: Path(place.name))
+
+
+SOURCES = Registry(SourceConfig, SOURCE_GROUP)
+register_source = SOURCES.register
+Source = Annotated[SourceConfig, SOURCES]
+
+
+class FileSource(SourceConfig):
+    """A source that lies in a file or a folder, or in several files."""
+
+    path: Path | tuple[Path, ...] | None
+
+    @property
+    def origin(self) -> str:
+        """The file's name."""
+        return f"{Path(str(self.path or self.kind)).name}; its licence is not known to the run"
+
+    @property
+    def places(self) -> tuple[Path, ...]:
+        """The files and folders."""
+        if self.path is None:
+            return ()
+        return self.path if isinstance(self.path, tuple) else (self.path,)
+
+    def with_place(self, change: Callable[[Path], Path]) -> Self:
+        """Change where each file lies."""
+        if self.path is None:
+            return self
+        places = tuple(map(change, self.places))
+        path = places if isinstance(self.path, tuple) else places[0]
+        return self.model_copy(update={"path": path})
 
 
 class _DataSet(NamedTuple):
@@ -147,6 +177,7 @@ _DATA_SETS = {
 }
 
 
+@register_source
 class BuiltIn(SourceConfig):
     """One of the data sets that the project knows.
 
@@ -177,7 +208,7 @@ class BuiltIn(SourceConfig):
         return _DATA_SETS[self.kind].unit
 
     @property
-    def class_names(self) -> tuple[str, ...]:
+    def names_of_classes(self) -> tuple[str, ...]:
         """The names of the classes, in their order; none where they are only numbers."""
         return _DATA_SETS[self.kind].class_names
 
@@ -188,10 +219,21 @@ class BuiltIn(SourceConfig):
         place = _DATA_SETS[self.kind].place
         return (folder / place,) if folder is not None and place else ()
 
+    def with_place(self, change: Callable[[Path], Path]) -> Self:
+        """Change the data folder."""
+        return self if self.folder is None else self._in_folder(change(self.folder))
+
     def located(self, data_dir: Path | None) -> Self:
         """Find it in `data_dir`, else in its own folder or the environment's."""
         folder = known_folder(data_dir or self.folder)
-        return self.model_copy(update={"folder": None if folder is None else folder.resolve()})
+        return self._in_folder(None if folder is None else folder.resolve())
+
+    def without_folder(self) -> Self:
+        """Return the data set, wherever its folder is."""
+        return self._in_folder(None)
+
+    def _in_folder(self, folder: Path | None) -> Self:
+        return self.model_copy(update={"folder": folder})
 
 
 def _check_constants(features: int, centers: tuple[float, ...], scales: tuple[float, ...]) -> None:
@@ -205,7 +247,8 @@ def _check_constants(features: int, centers: tuple[float, ...], scales: tuple[fl
         raise ValueError("a value of scales is not above 0")
 
 
-class Table(SourceConfig):
+@register_source
+class Table(FileSource):
     """A CSV or Parquet table, or several of the same columns.
 
     It has a label column, numeric features and categories. A feature is (value - center) / scale,
@@ -238,6 +281,21 @@ class Table(SourceConfig):
     site_column: ColumnName | None = None
     unit_column: ColumnName | None = None
     group_columns: Annotated[tuple[GroupText, ...], Field(max_length=5)] = ()
+
+    @property
+    def unit(self) -> str:
+        """The column of units."""
+        return self.unit_column or super().unit
+
+    @property
+    def names_of_classes(self) -> tuple[str, ...]:
+        """As stated."""
+        return self.class_names
+
+    @property
+    def looked_at(self) -> bool:
+        """Where `constants` says so."""
+        return self.constants == "from_records"
 
     @property
     def place(self) -> str:
@@ -307,7 +365,8 @@ def _one_group(pattern: str) -> str:
 PathPattern = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_one_group)]
 
 
-class ImageFolder(SourceConfig):
+@register_source
+class ImageFolder(FileSource):
     """A folder with one sub-folder of images per class, in alphabetical order of their names.
 
     `patient_pattern`: a regular expression whose one group finds the patient in an image's path
@@ -333,7 +392,7 @@ class ImageFolder(SourceConfig):
         """
         if not self.path.is_dir():
             raise UserError(f"image folder {self.path} does not exist")
-        classes = len(self.class_names)
+        classes = len(self.names_of_classes)
         if classes < 2:
             raise UserError(
                 f"image folder {self.path} has {classes} sub-folders: make one per class, "
@@ -347,7 +406,7 @@ class ImageFolder(SourceConfig):
         return "patient" if self.patient_pattern else "image"
 
     @property
-    def class_names(self) -> tuple[str, ...]:
+    def names_of_classes(self) -> tuple[str, ...]:
         """The names of the sub-folders, in the order of the classes.
 
         None where the folder is not here.
@@ -357,7 +416,8 @@ class ImageFolder(SourceConfig):
         return tuple(sorted(entry.name for entry in self.path.iterdir() if entry.is_dir()))
 
 
-class HuggingFace(SourceConfig):
+@register_source
+class HuggingFace(FileSource):
     """A data set of the Hugging Face hub, or a local folder of Parquet files in its layout.
 
     Either `name` and `revision`, the commit whose files are read, so that every site and every
@@ -399,7 +459,7 @@ class HuggingFace(SourceConfig):
     @property
     def unit(self) -> str:
         """The column of units, or what a record is."""
-        return "image" if self.image and self.unit_column is None else super().unit
+        return self.unit_column or ("image" if self.image else super().unit)
 
     @property
     def image(self) -> str | None:
@@ -427,7 +487,8 @@ class HuggingFace(SourceConfig):
         _check_constants(len(self.columns), self.centers, self.scales)
 
 
-class Arrays(SourceConfig):
+@register_source
+class Arrays(FileSource):
     """A NumPy archive of `features` (N, *input_shape) and `labels` (N,) from 0.
 
     It also holds `sites` and `units` (N,) where they are known. Whole numbers of one byte are grey
@@ -446,6 +507,11 @@ class Arrays(SourceConfig):
     def task(self) -> Task:
         """As stated."""
         return Task(input_shape=self.input_shape, classes=self.classes)
+
+    @property
+    def names_of_classes(self) -> tuple[str, ...]:
+        """As stated."""
+        return self.class_names
 
 
 class SyntheticSites(SourceConfig):
@@ -476,6 +542,7 @@ class SyntheticSites(SourceConfig):
                 )
 
 
+@register_source
 class Logistic2D(SyntheticSites):
     """Points in the plane and a label by logistic regression, see `logistic_2d.py`.
 
@@ -492,6 +559,7 @@ class Logistic2D(SyntheticSites):
         return Task(input_shape=(2,), classes=2)
 
 
+@register_source
 class Radiographs(SyntheticSites):
     """Chest-like grey pictures with an opacity, whose contrast decides on the label.
 
@@ -516,9 +584,3 @@ class Radiographs(SyntheticSites):
         for key, count in (("records", self.records), ("test_records", self.test_records)):
             if count > most:
                 raise ValueError(f"{key} is {count}: at side {self.side} at most {most} are made")
-
-
-AnySource = BuiltIn | Table | Arrays | ImageFolder | HuggingFace | Logistic2D | Radiographs
-Source = Annotated[AnySource, Field(discriminator="kind")]
-if not TYPE_CHECKING:
-    __getattr__ = extended(globals(), "Source", SOURCES, SourceConfig)

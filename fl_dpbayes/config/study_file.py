@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 import tomli_w
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError
 
 from fl_dpbayes.config import scenario as scenarios
 from fl_dpbayes.config.names import PREDICTORS, SiteName
@@ -51,34 +51,7 @@ RESERVED = {
     "paper",
     "measured",
 }
-# The numbers of `calibration.CalibrationValues`, which this room cannot import; a test compares.
-METRICS = (
-    "accuracy",
-    "nll",
-    "brier",
-    "ece",
-    "ece_10",
-    "ece_20",
-    "ece_equal_mass",
-    "ece_binary",
-    "ece_if_calibrated",
-    "ece_if_calibrated_high",
-    "rms_debiased",
-    "ece_true",
-    "rms_true",
-    "mce",
-    "ace",
-    "sce",
-    "auroc",
-    "aurc",
-    "aurc_excess",
-    "calibration_intercept",
-    "calibration_slope",
-    "epistemic",
-    "aleatoric",
-)
 PAPERS = "papers"
-PRINTED = (*METRICS, "epsilon")
 MAX_VALUES = 1000
 MAX_LABEL = 300
 # What a spreadsheet takes for the beginning of a formula.
@@ -91,7 +64,8 @@ Section = TypeVar("Section", bound=Config)
 class StudySection(Config):
     """What a study asks.
 
-    Axes over shifts give every run further sites.
+    Whether a metric is one is told when its cells are made. Axes over shifts give every run
+    further sites.
 
     Attributes:
         question: The question, in words.
@@ -120,14 +94,6 @@ class StudySection(Config):
     focus: dict[str, str | int | float] = Field(default_factory=dict)
     baseline: dict[str, str | int | float] = Field(default_factory=dict)
     separate: tuple[str, ...] = ()
-
-    @field_validator("metrics")
-    @classmethod
-    def _known_metrics(cls, metrics: tuple[str, ...]) -> tuple[str, ...]:
-        unknown = [name for name in metrics if name not in METRICS]
-        if unknown:
-            raise ValueError(f"{unknown[0]!r} is no metric: choose among {', '.join(METRICS)}")
-        return metrics
 
 
 class PaperSection(Config):
@@ -363,12 +329,11 @@ def _published(
         for column, value in items.items():
             if column in labels:
                 continue
-            if column not in PRINTED or not isinstance(value, int | float):
-                problem = (
+            if not isinstance(value, int | float):
+                raise ValueError(
                     f"paper.values has {column} = {value!r}: it must be an axis "
-                    f"({', '.join(labels_by_axis)}), site"
+                    f"({', '.join(labels_by_axis)}), site, or a metric with its number"
                 )
-                raise ValueError(f"{problem}, or a number of {', '.join(PRINTED)}")
             published.append(Published(labels=labels | place, column=column, value=float(value)))
     return tuple(published)
 

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
-from fl_dpbayes.config.installed_code import kinds_of
+from fl_dpbayes.config.registry import Registry, kinds_of
 from fl_dpbayes.errors import UserError
 
 SWITCHES = ("kind", "rule", "method")
@@ -119,7 +120,7 @@ def drop_keys_of_other_kinds(
     records = _records_at(model, location)
     switches = [section.get(switch) for switch in SWITCHES]
     kinds = {value for value in switches if isinstance(value, str)}
-    chosen_records = [record for record in records if kinds & kinds_of(record)]
+    chosen_records = [record for record in records if kinds.intersection(kinds_of(record))]
     if not chosen_records:
         return
     chosen_keys = {name for record in chosen_records for name in record.model_fields}
@@ -132,6 +133,14 @@ def drop_keys_of_other_kinds(
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _records_of(field: FieldInfo) -> list[type[BaseModel]]:
+    """Return the records that a field may hold."""
+    for annotation in field.metadata:
+        if isinstance(annotation, Registry):
+            return list(dict.fromkeys(annotation.loaded().values()))
+    return _records_in(field.annotation)
 
 
 def _records_in(annotation: Any) -> list[type[BaseModel]]:
@@ -178,7 +187,7 @@ def _records_at(model: type[BaseModel], location: tuple[Any, ...]) -> list[type[
         following: list[type[BaseModel]] = []
         for candidate in candidates:
             if part in candidate.model_fields:
-                following += _records_in(candidate.model_fields[part].annotation)
+                following += _records_of(candidate.model_fields[part])
         tagged = [candidate for candidate in candidates if part in kinds_of(candidate)]
         candidates = following or tagged or candidates
     return candidates
@@ -187,6 +196,6 @@ def _records_at(model: type[BaseModel], location: tuple[Any, ...]) -> list[type[
 def _union_tags(model: type[BaseModel]) -> set[str]:
     tags: set[str] = set()
     for field in model.model_fields.values():
-        for record in _records_in(field.annotation):
-            tags |= kinds_of(record) | _union_tags(record)
+        for record in _records_of(field):
+            tags |= {*kinds_of(record), *_union_tags(record)}
     return tags

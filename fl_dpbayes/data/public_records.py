@@ -3,21 +3,23 @@
 Public records are bounded, and never unpickled.
 """
 
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
-from numpy.lib import format as npy
+from numpy.lib.npyio import NpzFile
 
 from fl_dpbayes.config import Task
+from fl_dpbayes.data.archive_size import check_unpacked_size
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.models import draw_strokes
 
 # One gibibyte as float32.
 MAX_VALUES = 2**28
+# As many numbers of eight bytes, in an archive.
+MOST_BYTES = 8 * MAX_VALUES
 # Standard deviations of the blur in pixels, from grains to one slope over the whole picture.
 FINEST = 0.5
 COARSEST_SHARE = 0.25
@@ -121,14 +123,14 @@ def synthetic_inputs(
 def _archive(path: Path, task: Task, most: int, *, labelled: bool) -> PublicRecords:
     labels = None
     try:
-        with zipfile.ZipFile(path) as archive:
+        check_unpacked_size(path, MOST_BYTES)
+        with np.load(path, allow_pickle=False) as archive:
             features = _array(archive, "features", path)
             if labelled:
                 labels = _array(archive, "labels", path)
     except UserError:
         raise
-    # What a crafted archive makes zipfile, its decompressors and the header's parser raise is not
-    # documented.
+    # What a crafted archive makes zipfile, its decompressors and NumPy raise is not documented.
     except Exception as error:
         raise UserError(
             f"public records {path} cannot be read as a .npz archive of plain arrays: {error}"
@@ -160,11 +162,9 @@ def _check_labels(labels: npt.NDArray, count: int, path: Path) -> None:
         )
 
 
-def _array(archive: zipfile.ZipFile, name: str, path: Path) -> npt.NDArray:
-    """Read one array of an archive once its header says that it is small and holds no objects."""
-    member = f"{name}.npy"
-    if member not in archive.namelist():
-        present = ", ".join(file.removesuffix(".npy") for file in archive.namelist()[:10])
+def _array(archive: NpzFile, name: str, path: Path) -> npt.NDArray:
+    if name not in archive.files:
+        present = ", ".join(archive.files[:10])
         remedy = f"add an array {name!r}"
         if name == "labels":
             remedy += f", or {NO_LABELS}"
@@ -172,31 +172,8 @@ def _array(archive: zipfile.ZipFile, name: str, path: Path) -> npt.NDArray:
             f"public records {path} have no array {name!r}: the archive has "
             f"{present or 'none'}: {remedy}"
         )
-    # Memory is taken for what a header claims before a byte of it is read.
-    with archive.open(member) as file:
-        shape, dtype = _array_header(file, name)
-    numbers = np.prod([float(length) for length in shape])
-    if any(length < 0 for length in shape) or numbers > MAX_VALUES:
-        raise UserError(
-            f"public records {path}: array {name!r} has shape {shape}: at most {MAX_VALUES} "
-            "numbers are read, so give fewer"
-        )
-    if dtype.hasobject or dtype.itemsize > 8:
-        raise ValueError(f"array {name!r} is of type {dtype}, not of plain numbers")
-    with archive.open(member) as file:
-        return npy.read_array(file, allow_pickle=False)
-
-
-def _array_header(file: IO[bytes], name: str) -> tuple[tuple[int, ...], np.dtype]:
-    """Return the shape and the type that an array's header claims."""
-    match npy.read_magic(file):
-        case (1, 0):
-            shape, _, dtype = npy.read_array_header_1_0(file)
-        case (2, 0):
-            shape, _, dtype = npy.read_array_header_2_0(file)
-        case _:
-            raise ValueError(f"array {name!r} is of an unknown version of the format")
-    return shape, dtype
+    # What is no array comes as bytes.
+    return np.asarray(archive[name])
 
 
 def _images(folder: Path, task: Task, most: int, *, labelled: bool) -> PublicRecords:

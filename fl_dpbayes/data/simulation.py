@@ -10,7 +10,6 @@ import numpy as np
 
 from fl_dpbayes.config import (
     BackboneFeatures,
-    BuiltIn,
     LedgerSettings,
     Model,
     ModuleModel,
@@ -203,19 +202,17 @@ def run_identifier(scenario: Scenario) -> str:
     """
     if scenario.simulation.insecure_seed is None:
         return uuid.uuid4().hex
-    source = scenario.data.source
-    source_without_folder = source.with_place(
-        lambda place: None if isinstance(source, BuiltIn) else Path(place.name)
-    )
+    source = scenario.data.source.without_folder()
     changes = {
-        "data": scenario.data.model_copy(update={"source": source_without_folder}),
+        "data": scenario.data.model_copy(update={"source": source}),
         "simulation": scenario.simulation.model_copy(update={"traces": False}),
         "aggregation": scenario.aggregation.with_public_path(lambda path: Path(path.name)),
     }
     content = scenario.model_copy(update=changes).model_dump(mode="json")
-    # Scenarios once had this section: with it seeded runs keep their names, hence their random
+    # Scenarios once had these keys: with them seeded runs keep their names, hence their random
     # numbers.
     content["transport"] = {"precision": "float32"}
+    content["privacy"]["kind"] = "dp" if scenario.sampler.is_private else "none"
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
     digest = hashlib.sha256(canonical.encode()).hexdigest()
     return hashlib.sha256(f"run:{digest}".encode()).hexdigest()[:32]
@@ -304,7 +301,7 @@ def _policy(scenario: Scenario, plan: SitePlan, run_epsilon: float) -> Policy:
         steps = max(steps, recalibration_steps)
     return Policy(
         max_run_epsilon=run_epsilon,
-        allow_non_private=scenario.privacy.kind == "none",
+        allow_non_private=not scenario.sampler.is_private,
         allow_downloads=True,
         max_steps=steps,
         max_samples=steps,

@@ -17,6 +17,7 @@ from fl_dpbayes.config import (
     Selection,
     Shift,
     SiteFile,
+    Split,
     Task,
     check_prevalence_classes,
 )
@@ -319,19 +320,31 @@ def site_of(site_file: SiteFile, records: Records) -> Site:
 def _parts(site_file: SiteFile, records: Records) -> dict[Part, SiteSplit]:
     if site_file.role != "train":
         return {"test": _part(records)}
-    split = site_file.split
-    units = records.units.tolist()
-    in_test = in_test_part(units, split.key, split.test_fraction)
-    in_recalibration = in_recalibration_part(
-        units, split.key, split.test_fraction, split.recalibration_fraction
-    )
-    parts: dict[Part, SiteSplit] = {
-        "train": _part(records.subset(~in_test & ~in_recalibration)),
-        "test": _part(records.subset(in_test)),
+    masks = masks_of_parts(records.units, site_file.split)
+    return {
+        name: _part(records.subset(mask))
+        for name, mask in masks.items()
+        if name != "recalibration" or site_file.split.recalibration_fraction
     }
-    if split.recalibration_fraction:
-        parts["recalibration"] = _part(records.subset(in_recalibration))
-    return parts
+
+
+def masks_of_parts(units: npt.NDArray, split: Split) -> dict[Part, npt.NDArray[np.bool_]]:
+    """Say which records of a training site are in which part, (N,) each.
+
+    Args:
+        units: (N,), the privacy unit of each record.
+        split: The shares of the parts, and the key that decides.
+    """
+    names = units.tolist()
+    in_test = in_test_part(names, split.key, split.test_fraction)
+    in_recalibration = in_recalibration_part(
+        names, split.key, split.test_fraction, split.recalibration_fraction
+    )
+    return {
+        "train": ~in_test & ~in_recalibration,
+        "test": in_test,
+        "recalibration": in_recalibration,
+    }
 
 
 def shift_label(shift: Shift | None) -> str:

@@ -75,7 +75,10 @@ def source_files(site_file: SiteFile) -> list[SourceFile]:
     Raises:
         DataChangedError: If a file is gone.
     """
-    paths = files_below(_named_places(site_file))
+    places = [*site_file.source.places]
+    if site_file.selection.indices is not None:
+        places.append(site_file.selection.indices)
+    paths = files_below(places)
     files = []
     try:
         for path in sorted(paths):
@@ -90,15 +93,6 @@ def source_files(site_file: SiteFile) -> list[SourceFile]:
             f"{error.filename} cannot be read ({error.strerror}): put it back"
         ) from None
     return files
-
-
-def _named_places(site_file: SiteFile) -> list[Path]:
-    """Return the files and folders that a site file names, whatever kind its source is."""
-    source = site_file.source
-    place = getattr(source, "path", None) or getattr(source, "folder", None)
-    places = list(place) if isinstance(place, tuple) else [place]
-    places.append(site_file.selection.indices)
-    return [path for path in places if path is not None]
 
 
 def write_snapshot(site_file: SiteFile, records: Records, files: list[SourceFile]) -> str:

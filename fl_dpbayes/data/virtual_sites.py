@@ -18,6 +18,7 @@ from fl_dpbayes.config import (
     Shift,
     SiteSpec,
     Source,
+    Split,
     Task,
     backbone_folder,
     with_part_of_owner,
@@ -30,9 +31,9 @@ from fl_dpbayes.data.partition import (
 )
 from fl_dpbayes.data.records import Records, load_unscaled, magnitude_warnings
 from fl_dpbayes.data.shifts.apply import check_shift, kept_indices
-from fl_dpbayes.data.site import of_natural_site
+from fl_dpbayes.data.site import masks_of_parts, of_natural_site
 from fl_dpbayes.errors import UserError
-from fl_dpbayes.privacy import in_recalibration_part, in_test_part
+from fl_dpbayes.privacy import Part
 
 Indices = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -182,9 +183,7 @@ def _group_values(pools: Mapping[OfficialPart, Pool]) -> dict[str, tuple[str, ..
 
 def _pool(records: Records, part: OfficialPart, scenario: Scenario) -> Pool:
     """Order a part's units at random; of `train` keep as many as hold `data.records` records."""
-    _, unit_index = np.unique(records.units, return_inverse=True)
-    ends = np.cumsum(np.bincount(unit_index))[:-1]
-    records_by_unit = np.split(np.argsort(unit_index, kind="stable"), ends)
+    _, records_by_unit = _grouped(records.units)
     order = _generator(scenario.seed, "pool", part).permutation(len(records_by_unit))
     pool = Pool(records=records, order=order, records_by_unit=records_by_unit)
     most = scenario.data.records
@@ -243,10 +242,15 @@ def _by_natural_site(pool: Pool) -> dict[str, Indices]:
     if pool.records.natural_site is None:
         return {}
     indices = pool.records_of(pool.order)
-    names, name_index = np.unique(pool.records.natural_site[indices], return_inverse=True)
-    ends = np.cumsum(np.bincount(name_index))[:-1]
-    collected = np.split(indices[np.argsort(name_index, kind="stable")], ends)
-    return dict(zip(names.tolist(), collected, strict=True))
+    names, places = _grouped(pool.records.natural_site[indices])
+    return {name: indices[group] for name, group in zip(names.tolist(), places, strict=True)}
+
+
+def _grouped(values: npt.NDArray) -> tuple[npt.NDArray, list[Indices]]:
+    """Return the distinct values in order, and where each stands, in increasing order."""
+    names, numbers = np.unique(values, return_inverse=True)
+    ends = np.cumsum(np.bincount(numbers))[:-1]
+    return names, np.split(np.argsort(numbers, kind="stable"), ends)
 
 
 def _divided_sites(
@@ -307,30 +311,27 @@ def _planned_site(
             _indices_that_shift_keeps(name, spec.shift, records.subset(indices), shift_seed)
         ]
     units = np.unique(records.units[indices_after_shift])
+    test_fraction, recalibration_fraction = scenario.kept_fractions
+    split = Split(
+        test_fraction=test_fraction, recalibration_fraction=recalibration_fraction, key=split_key
+    )
+    counts: dict[Part, int] = {"train": 0, "test": len(units), "recalibration": 0}
     if spec.role == "train":
-        test_fraction, recalibration_fraction = scenario.kept_fractions
-        in_test = in_test_part(units.tolist(), split_key, test_fraction)
-        in_recalibration = in_recalibration_part(
-            units.tolist(), split_key, test_fraction, recalibration_fraction
-        )
-    else:
-        in_test = np.ones(len(units), dtype=bool)
-        in_recalibration = np.zeros(len(units), dtype=bool)
-    in_train = ~(in_test | in_recalibration)
-    if spec.role == "train" and not in_train.any():
-        raise UserError(
-            f"sites.{name}: none of its {len(units)} units is left to train on: give it more "
-            "records, or lower data.test_fraction (and recalibration.fraction)"
-        )
+        counts = {part: int(mask.sum()) for part, mask in masks_of_parts(units, split).items()}
+        if not counts["train"]:
+            raise UserError(
+                f"sites.{name}: none of its {len(units)} units is left to train on: give it more "
+                "records, or lower data.test_fraction (and recalibration.fraction)"
+            )
     return PlannedSite(
         name=name,
         spec=spec,
         indices=indices,
         shift_seed=shift_seed,
         split_key=split_key,
-        train_units=int(in_train.sum()),
-        test_units=int(in_test.sum()),
-        recalibration_units=int(in_recalibration.sum()),
+        train_units=counts["train"],
+        test_units=counts["test"],
+        recalibration_units=counts["recalibration"],
     )
 
 

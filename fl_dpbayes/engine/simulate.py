@@ -215,8 +215,9 @@ def _print_start(scenario: Scenario, engine: str, folder: Path, console: Console
         f"[bold]{scenario.name}[/bold]: {counted(len(scenario.sites), 'site')}, "
         f"{counted(scenario.training.rounds, 'round')}, engine {engine}, writing {folder}"
     )
-    if scenario.privacy.kind == "none":
-        console.print("NOT PRIVATE: privacy.kind is 'none', epsilon is infinite", style="bold red")
+    if not scenario.sampler.is_private:
+        text = f"NOT PRIVATE: sampler.kind is {scenario.sampler.kind!r}, epsilon is infinite"
+        console.print(text, style="bold red")
     with RunStore.open(folder, to_read=True) as store:
         units = store.latest(PARTITION)["units"]
     training_units = {

@@ -17,6 +17,7 @@ from rich.console import Console
 
 from fl_dpbayes.commands.init_scenario import toml_value
 from fl_dpbayes.config import (
+    FileSource,
     Scenario,
     SiteFile,
     Source,
@@ -260,9 +261,10 @@ def coordinators_scenario(
             "patients is a release. Ask the coordinator for centers, scales, missing and "
             "categories known without them"
         )
-    if scenario.privacy.kind == "none":
+    if not scenario.sampler.is_private:
         raise UserError(
-            f"--scenario {scenario_name}: privacy.kind is 'none': no hospital can take part in it"
+            f"--scenario {scenario_name}: sampler.kind {scenario.sampler.kind!r} is not private: "
+            "no hospital can take part in it"
         )
     return scenario
 
@@ -281,12 +283,11 @@ def own_scenario(scenario_name: str, site: SiteFile, path: Path) -> Scenario:
     Raises:
         UserError: If the two differ in their records, or the site has none of its own.
     """
-    place = getattr(site.source, "path", None)
-    if place is None:
+    if not isinstance(site.source, FileSource) or site.source.path is None:
         raise UserError(
             f"site file {path}: a site with records of its own can take part, this has none"
         )
-    scenario = coordinators_scenario(scenario_name, place if isinstance(place, Path) else place[0])
+    scenario = coordinators_scenario(scenario_name, site.source.places[0])
     differences = record_schema(scenario.data.source).differences(record_schema(site.source))
     if differences:
         raise UserError(

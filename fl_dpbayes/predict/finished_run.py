@@ -53,7 +53,7 @@ class FinishedRun:
     @property
     def class_names(self) -> tuple[str, ...]:
         """The classes' names in their order; empty where numbers name them."""
-        return getattr(self.source, "class_names", ())
+        return self.scenario.data.source.names_of_classes
 
     def build_module(self) -> nn.Module:
         """Build the module whose parameters were sampled, with any values of them."""

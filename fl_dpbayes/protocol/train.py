@@ -70,7 +70,7 @@ class TrainRequest(StageRequest):
         precision: That of all arrays sent back.
     """
 
-    protocol: Literal[2] = 2
+    protocol: Literal[3] = 3
     plan: TrainingPlan
     first_step: Annotated[int, Field(ge=0)]
     steps: PositiveInt

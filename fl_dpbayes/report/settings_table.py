@@ -8,6 +8,7 @@ from fl_dpbayes.config import (
     PrivacyPlan,
     PublicFile,
     Scenario,
+    Table,
     counted,
     recalibration_plan,
 )
@@ -25,8 +26,11 @@ def settings_table(
         aggregation_inputs: What the rule used of the server's own; None where it used nothing.
     """
     source = scenario.data.source
-    feature_names: tuple[str, ...] = getattr(source, "feature_names", ())
-    missing: Mapping[str, float] = getattr(source, "missing", {})
+    feature_names: tuple[str, ...] = ()
+    missing: Mapping[str, float] = {}
+    if isinstance(source, Table):
+        feature_names = source.feature_names
+        missing = source.missing
     features = scenario.model.features
     rows = {
         "Predictors": ", ".join(feature_names) or "as the data set prepares them",
@@ -93,7 +97,7 @@ def _length(scenario: Scenario) -> str:
 
 def _budget(scenario: Scenario) -> str:
     privacy = scenario.privacy
-    if privacy.kind == "none":
+    if not scenario.sampler.is_private:
         return "none: epsilon is infinite"
     return f"epsilon {privacy.epsilon:g} at delta {privacy.delta:g} for each site"
 

@@ -109,7 +109,7 @@ SENTENCES: dict[str, str | Callable[..., str]] = {
     "no-posterior": "no posterior could be formed of what the sites released: {reason}",
     # The posterior.
     "not-private": (
-        "Nothing is private: privacy.kind is 'none'. What sites released may show any of their "
+        "Nothing is private: sampler.kind has no 'dp-'. What sites released may show any of their "
         "records."
     ),
     "seeded": (

@@ -10,8 +10,10 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from fl_dpbayes.calibration import CalibrationValues
 from fl_dpbayes.config import (
     PATH_KEYS,
+    PREDICTOR,
     SEED,
     AxisValue,
     Scenario,
@@ -23,6 +25,12 @@ from fl_dpbayes.config import (
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.version import __version__
 
+# What a study may compare, and a paper print: each number that is measured of a site.
+COLUMNS = tuple(
+    name
+    for name, field in CalibrationValues.model_fields.items()
+    if field.annotation == (float | None)
+)
 MAX_CELLS = 10_000
 DIGEST_CHARACTERS = 16
 # Sections of a scenario that decide what its sites' records are.
@@ -62,8 +70,10 @@ def study_cells(study: Study) -> list[StudyCell]:
         computed once stay in the cache.
 
     Raises:
-        UserError: If there are too many cells, one is no valid scenario, or two are the same.
+        UserError: If something else than a metric is compared, there are too many cells, one is no
+            valid scenario, or two are the same.
     """
+    _check_metrics(study)
     count = prod(len(axis.values) for axis in study.axes)
     if count > MAX_CELLS:
         raise UserError(
@@ -78,6 +88,24 @@ def study_cells(study: Study) -> list[StudyCell]:
         records = cell.scenario.model_dump_json(include=KEYS_OF_RECORDS)
         cells_by_records.setdefault(records, []).append(cell)
     return [cell for sharing in cells_by_records.values() for cell in sharing]
+
+
+def _check_metrics(study: Study) -> None:
+    for name in study.section.metrics:
+        if name not in COLUMNS:
+            raise UserError(
+                f"study {study.name!r}: study: metrics: {name!r} is no metric: choose among "
+                f"{', '.join(COLUMNS)}"
+            )
+    printed = (*COLUMNS, "epsilon")
+    for published in study.published:
+        if published.column not in printed:
+            axes = ", ".join([*(axis.name for axis in study.axes), PREDICTOR])
+            raise UserError(
+                f"study {study.name!r}: paper.values has {published.column} = "
+                f"{published.value:g}: it must be an axis ({axes}), site, or a number of "
+                f"{', '.join(printed)}"
+            )
 
 
 def _check_different(study: Study, cells: Sequence[StudyCell]) -> None:

@@ -76,6 +76,14 @@ MISFITS = {
         ({"plan__privacy__epsilon": 400.0}, "POLICY_DENIED", "plan.privacy.epsilon"),
         ({"plan__privacy__adjacency": "replace_one"}, "POLICY_DENIED", "plan.privacy.adjacency"),
         ({"plan__privacy__clip_norm": 1e9}, "POLICY_DENIED", "plan.privacy.clip_norm"),
+        # No site trains without privacy unless its policy says so, however a request puts it.
+        ({"plan__sampler__kind": "sgld"}, "BAD_REQUEST", "plan.privacy"),
+        ({"plan__privacy__kind": "none"}, "BAD_REQUEST", "plan.privacy"),
+        (
+            {"plan__sampler__kind": "sgld", "plan__privacy": {"delta": 1e-3}},
+            "POLICY_DENIED",
+            "plan.sampler.kind",
+        ),
         ({"insecure_seed": 3}, "BAD_REQUEST", "insecure_seed"),
         ({"task__classes": 7}, "BAD_REQUEST", "arrays"),
         ({"ledger_head": "0" * 64, "round": 3}, "LEDGER_ROLLED_BACK", "ledger_head"),

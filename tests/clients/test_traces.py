@@ -52,7 +52,7 @@ def test_trace_has_a_row_per_step_and_the_posterior_rises(federation) -> None:
     # Without noise and with every record in each batch, so that each step must raise it.
     length = "training={rounds=2, steps_per_round=10, burn_in=2, thinning=2}"
     sampler = 'sampler={kind="sgd", step_size={kind="constant", initial=0.05}}'
-    run = federation(TRACES, length, sampler, 'privacy={kind="none", sampling_rate=1.0}').run()
+    run = federation(TRACES, length, sampler, "privacy={sampling_rate=1.0}").run()
     first, second = sorted((run.folder / "traces" / "north").glob("*.csv"))
     rows = [
         row for path in (first, second) for row in csv.DictReader(path.read_text().splitlines())

@@ -86,7 +86,7 @@ def test_sampler_rule_and_source_of_another_package_run_without_a_change_here(
 @pytest.mark.parametrize(
     ("file", "old", "new", "said"),
     [
-        ("plugin/nesterov.py", '"nesterov", ', '"sgld", ', "takes the name 'dp-sgld'"),
+        ("plugin/nesterov.py", '"nesterov", ', '"sgld", ', "Nesterov takes the name 'sgld'"),
         ("plugin/first.py", '"plugin.code"', '""', "implemented_by"),
         ("plugin/tumours.py", "import SourceConfig", "import Nothing", "cannot be loaded"),
     ],

@@ -24,7 +24,9 @@ DROPOUT = ["sampler.kind=dp-mc-dropout", "aggregation.rule=mixture"]
         (["privacy.epsilon=-1"], "privacy.epsilon is -1: .*greater than 0"),
         (["privacy"], "write it as key.sub_key=value"),
         (["privacy.epsilon=much"], "privacy.epsilon is 'much': .*number"),
-        (["privacy.kind=[1]"], "kind"),
+        (["privacy.clipping.kind=[1]"], "kind"),
+        (["privacy.kind=none"], "privacy: remove the key kind: .*'dp-sgld' says .* is private"),
+        (["sampler.kind=sgld", "privacy={kind='none'}"], "remove the key kind.*is not private"),
         (["privacy.temperature="], "coupling 'floor' needs temperature"),
         (["sampler.step_size={kind="], "not valid TOML"),
         (["sites.north.role=trainer"], "sites.north.role is 'trainer': .*'held_out'"),
@@ -51,15 +53,17 @@ DROPOUT = ["sampler.kind=dp-mc-dropout", "aggregation.rule=mixture"]
             ["aggregation={ rule = 'distillation', public = { kind = 'file', path = 'x.npz' } }"],
             "'aggregation.public.statement' is missing.*a sentence of 10 to 500 characters",
         ),
-        (["privacy.kind=none"], "choose 'sgld', or give a privacy budget"),
+        (["privacy.epsilon="], "'privacy.epsilon' is missing: add it, or .* without 'dp-'"),
         (
-            ["privacy.epsilon=2", "privacy.kind=none", "sampler.kind=sgld"],
-            "unknown key 'privacy.epsilon'",
+            ["sampler.kind=sgld"],
+            "'sgld' is not private: choose 'dp-sgld', or remove epsilon, coupling if nothing is",
         ),
+        (["sampler.kind=sgld", "privacy={epsilon=2}"], "or remove epsilon if nothing"),
         (
-            ["privacy.kind=none", "privacy.nonsense=2", "sampler.kind=sgld"],
-            "unknown key 'privacy.nonsense'",
+            ["privacy.noise_standard_deviation=2"],
+            "'dp-sgld' is private: choose 'sgld', or remove noise_standard_deviation",
         ),
+        (["privacy={nonsense=2}", "sampler.kind=sgld"], "unknown key 'privacy.nonsense'"),
         ([*DROPOUT, "model={kind='logistic'}"], "has none: choose"),
         ([*DROPOUT, "model={kind='mlp', frozen_body={seed=1}}"], "are fixed: remove frozen_body"),
         (
@@ -71,7 +75,6 @@ DROPOUT = ["sampler.kind=dp-mc-dropout", "aggregation.rule=mixture"]
             ["model={kind='cnn', features={kind='scattering'}}"],
             "features: model.kind 'cnn' takes none: remove it",
         ),
-        (["sampler.kind=sgd"], "choose 'dp-sgd'"),
         (["privacy.clipping.kind=global", "privacy.clipping.bound=0.01"], "clipping.bound is 0.01"),
         *(
             ([f"sites.held-out.prevalence={given}"], r"data\.prevalence is not: declare there")
@@ -143,9 +146,10 @@ def test_noise_for_a_temperature_that_the_sampler_lacks_is_refused(sampler: str)
         overrides,
     )
     load_scenario("digits", [*overrides, "privacy.coupling=constant", "privacy.temperature="])
-    public = [*overrides[:2], "privacy.kind=none", f"sampler.kind={sampler.removeprefix('dp-')}"]
-    refused(r"privacy.temperature is 1: .*remove", load_scenario, "digits", public)
-    load_scenario("digits", [*public, "privacy.temperature="])
+    public = [*overrides[:2], f"sampler.kind={sampler.removeprefix('dp-')}"]
+    warm = [*public, "privacy={temperature=1.0}"]
+    refused(r"privacy.temperature is 1: .*remove", load_scenario, "digits", warm)
+    load_scenario("digits", [*public, "privacy={}"])
 
 
 def test_too_few_samples_for_the_rule_are_found_before_the_run() -> None:

@@ -51,8 +51,12 @@ def test_archive_is_read_flat_or_shaped_and_cut_to_the_first_records(tmp_path):
         ({"features": GOOD[:0]}, "at least one row"),
         ({"features": GOOD[0]}, "at least one row"),
         *(
-            ({"features": GOOD.astype(kind)}, "not of plain numbers")
-            for kind in ("U4", complex, object)
+            ({"features": GOOD.astype(kind)}, words)
+            for kind, words in (
+                ("U4", "row of 4 numbers"),
+                (complex, "row of 4 numbers"),
+                (object, "cannot be read as a .npz archive of plain arrays"),
+            )
         ),
         ({"features": GOOD * np.nan}, "not a finite number"),
         ({"features": GOOD * 1e300}, "not a finite number"),
@@ -85,7 +89,7 @@ def test_wrong_archive_is_refused_in_one_line(tmp_path, arrays, said):
         (np.array([0.0, 1.0, 2.0]), "type float64"),
         (np.array([0, 1, 3]), "whole numbers from 0 to 2"),
         (np.array([0, 1, -1]), "whole numbers from 0 to 2"),
-        (np.array([{}, {}, {}], dtype=object), "not of plain numbers"),
+        (np.array([{}, {}, {}], dtype=object), "archive of plain arrays"),
     ],
     ids=["absent", "count", "type", "high", "low", "pickle"],
 )
@@ -101,13 +105,20 @@ def zipped(path, content: bytes):
     return path
 
 
-def test_header_that_claims_too_much_is_refused_before_memory_is_taken(tmp_path):
+def test_archive_that_unpacks_to_too_much_is_refused_before_it_is(tmp_path, monkeypatch):
+    path = archive(tmp_path, features=GOOD)
+    read(path)
+    monkeypatch.setattr("fl_dpbayes.data.public_records.MOST_BYTES", 2**7)
+    refused("unpacks to more than 0 MiB", read, path)
+
+
+def test_header_that_claims_more_than_the_archive_holds_is_refused(tmp_path):
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(
         header, {"descr": "<f4", "fortran_order": False, "shape": (10**6, 10**6)}
     )
     path = zipped(tmp_path / "public.npz", header.getvalue())
-    refused("at most 268435456 numbers are read", read, path)
+    refused("cannot be read", read, path)
 
 
 @pytest.mark.parametrize("content", [b"<html>not found</html>", b"PK\x03\x04" + bytes(40)])
@@ -116,7 +127,7 @@ def test_damaged_or_missing_archive_is_refused(tmp_path, content):
     refused("does not exist", read, path)
     path.write_bytes(content)
     refused("cannot be read", read, path)
-    refused("cannot be read", read, zipped(path, content))
+    refused("give at least one row of 4 numbers", read, zipped(path, content))
     other = path.rename(tmp_path / "public.pkl")
     refused(r"give a \.npz file", read, other)
 

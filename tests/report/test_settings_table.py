@@ -58,9 +58,7 @@ def test_every_part_is_named_with_its_settings() -> None:
 
 
 def test_run_without_privacy_says_so() -> None:
-    rows = settings(
-        "privacy={kind='none', sampling_rate=0.5}", "sampler.kind=sgld", "recalibration={}"
-    )
+    rows = settings("privacy={sampling_rate=0.5}", "sampler.kind=sgld", "recalibration={}")
     assert rows["Privacy"] == "none: epsilon is infinite"
     assert rows["Noise"] == rows["Clipping"] == "none"
     assert "not private" in rows["Recalibration"]

@@ -64,9 +64,7 @@ def test_chain_samples_the_posterior_at_the_planned_temperature_gaussian_target(
     temperature = 0.5
     # One output per chain: without a clip they share nothing but the records.
     module = nn.Linear(2, CHAINS, bias=False)
-    plan = plan_of(
-        sampler, NoPrivacyPlan(kind="none", sampling_rate=1.0, temperature=temperature), steps=80
-    )
+    plan = plan_of(sampler, NoPrivacyPlan(sampling_rate=1.0, temperature=temperature), steps=80)
     data = target.features.astype(np.float32), target.targets.astype(np.float32)
     result = run(plan, module, *data, noise_without_privacy(plan, target.units), loss=squared_error)
     assert result.temperature_mean == pytest.approx(temperature, rel=1e-12)

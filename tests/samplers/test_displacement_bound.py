@@ -129,7 +129,7 @@ def test_chains_of_every_shipped_scenario_stay_within_the_bound(name) -> None:
 
 @pytest.mark.parametrize("kind", ["dp-adam", "dp-bbp", "sgld"])
 def test_no_bound_is_claimed_where_there_is_none(kind) -> None:
-    changes = {"privacy": {"kind": "none", "sampling_rate": 0.5}} if kind == "sgld" else {}
+    changes = {"privacy": {"sampling_rate": 0.5}} if kind == "sgld" else {}
     content = plan_of(SAMPLERS["sgld"], PRIORS["flat"]).model_dump()
     content["sampler"] = {"kind": kind, "step_size": {"kind": "constant", "initial": 0.5}}
     assert bound_of(TrainingPlan.model_validate(content | changes), np.ones(30)) is None

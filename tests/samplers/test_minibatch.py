@@ -44,7 +44,7 @@ def batch_gradient(
     model = build_model(LogisticModel(), TASK, seed=0) if module is None else module
     settings = {"sampling_rate": 1.0, "clip_norm": 0.5} | changes
     plan = NoPrivacyPlan if settings["clip_norm"] is None else PrivacyPlan
-    kind = {"kind": "none"} if plan is NoPrivacyPlan else {"epsilon": 1.0, "delta": 1e-5}
+    kind = {} if plan is NoPrivacyPlan else {"epsilon": 1.0, "delta": 1e-5}
     records = TrainingRecords(features, labels, unit_index, loss)
     return BatchGradient(
         model, records, plan(**kind, **settings), len(labels), streams_of(1, 4, 2, 7)

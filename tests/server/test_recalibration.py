@@ -247,7 +247,7 @@ def test_isotonic_map_of_exact_counts_is_the_median_of_the_sites(hospitals, scop
     # A cohort without a budget, as a run without privacy asks for none.
     run = hospitals(
         f"recalibration={{fraction=0.3, method='isotonic', scope='{scope}'}}",
-        "privacy={kind='none', sampling_rate=1.0, delta=1e-3}",
+        "privacy={sampling_rate=1.0, delta=1e-3}",
         "sampler={kind='sgld', step_size={kind='constant', initial=2.0}, "
         "prior={kind='gaussian', scale=1.0}}",
     ).run()

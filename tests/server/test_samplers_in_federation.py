@@ -13,7 +13,7 @@ MODEL = [
     "sites.rotated=",
 ]
 MIXTURE = "aggregation.rule=mixture"
-OPEN = 'privacy={ kind = "none", sampling_rate = 0.5 }'
+OPEN = "privacy={ sampling_rate = 0.5 }"
 
 
 @pytest.mark.parametrize(

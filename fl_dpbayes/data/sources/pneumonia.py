@@ -1,11 +1,9 @@
 """PneumoniaMNIST: 5,856 chest radiographs of children, 28x28 pixels, from the data folder."""
 
-import zipfile
-from pathlib import Path
-
 import numpy as np
 
 from fl_dpbayes.config import BuiltIn, OfficialPart, check_rows, damaged, data_file
+from fl_dpbayes.data.archive_size import check_unpacked_size
 from fl_dpbayes.data.records import Records
 
 NAME = "pneumoniamnist.npz"
@@ -39,7 +37,7 @@ def load(source: BuiltIn, part: OfficialPart) -> Records:
     path = data_file(source.folder, NAME, ORIGIN)
     key, count, checksum = PARTS[part]
     try:
-        _check_sizes(path)
+        check_unpacked_size(path, MOST_BYTES)
         with np.load(path, allow_pickle=False) as archive:
             pixels = archive[f"{key}_images"]
             targets = archive[f"{key}_labels"]
@@ -61,16 +59,3 @@ def load(source: BuiltIn, part: OfficialPart) -> Records:
         task=source.task,
         unit="record",
     )
-
-
-def _check_sizes(path: Path) -> None:
-    """Refuse an archive that would unpack to more than all records take, before unpacking it."""
-    with zipfile.ZipFile(path) as archive:
-        members = archive.infolist()
-    # Python bounds what it unpacks by the size that the directory states, for these two ways of
-    # packing alone.
-    bounded = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}
-    if not {member.compress_type for member in members} <= bounded:
-        raise ValueError("it is packed in another way")
-    if sum(member.file_size for member in members) > MOST_BYTES:
-        raise ValueError(f"it unpacks to more than {MOST_BYTES >> 20} MiB")

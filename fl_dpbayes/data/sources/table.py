@@ -4,6 +4,7 @@ import codecs
 import csv
 import io
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -72,7 +73,7 @@ def framed_records(table: pandas.DataFrame, source: Table) -> Records:
     labels = labels_of(table, source)
     units = np.arange(len(table))
     if source.unit_column is not None:
-        units = _names(table, source, source.unit_column)
+        units = _Column(table, source, source.unit_column).names()
     natural_site = None
     if source.site_column is not None:
         natural_site = _sites(table, source, source.site_column)
@@ -237,20 +238,15 @@ def features_of(table: pandas.DataFrame, source: Table) -> npt.NDArray[np.float3
             its categories.
     """
     filled = table.fillna(source.missing)
-    values = [_numbers(filled, source, name) for name in source.features]
+    values = [_Column(filled, source, name).numbers() for name in source.features]
     features = np.stack(values, axis=1) if values else np.empty((len(table), 0))
     features = (features - np.asarray(source.centers or 0.0)) / np.asarray(source.scales or 1.0)
     blocks = [features]
     for name in source.missing:
         blocks.append(table[name].isna().to_numpy()[:, None])
     for name, categories in source.categories.items():
-        places = _places(
-            table,
-            source,
-            name=name,
-            values=categories,
-            key=f"source.categories, {name!r}",
-        )
+        column = _Column(table, source, name)
+        places = column.places(categories, key=f"source.categories, {name!r}")
         blocks.append(places[:, None] == np.arange(len(categories)))
     return np.concatenate(blocks, axis=1).astype(np.float32)
 
@@ -265,47 +261,85 @@ def labels_of(table: pandas.DataFrame, source: Table) -> npt.NDArray[np.int64]:
     Raises:
         BadRowsError: If a label is no class.
     """
+    column = _Column(table, source, source.label)
     if source.class_names:
-        return _places(
-            table,
-            source,
-            name=source.label,
-            values=source.class_names,
-            key="source.class_names",
-        )
-    _check_numeric_labels(table, source)
-    values = _numbers(table, source, source.label)
-    is_bad = (values != np.round(values)) | (values < 0) | (values >= source.classes)
-    if is_bad.any():
-        raise _bad_rows(
-            table,
-            source,
-            name=source.label,
-            rows=np.flatnonzero(is_bad),
-            problem=f"no whole number from 0 to {source.classes - 1}",
-            remedy="recode them, or correct source.classes",
-        )
-    return values.astype(np.int64)
-
-
-def _check_numeric_labels(table: pandas.DataFrame, source: Table) -> None:
-    column = table[source.label]
-    is_text = pandas.to_numeric(column, errors="coerce").isna() & column.notna()
-    if not is_text.any():
-        return
-    texts = sorted(set(column[is_text].astype(str)))
-    class_names = ", ".join(repr(text[:60]) for text in texts[: source.classes])
-    raise _bad_rows(
-        table,
-        source,
-        name=source.label,
-        rows=np.flatnonzero(is_text),
+        return column.places(source.class_names, key="source.class_names")
+    is_number = pandas.to_numeric(column.cells, errors="coerce").notna() | column.cells.isna()
+    texts = sorted(set(column.cells[~is_number].astype(str)))
+    examples = ", ".join(repr(text[:60]) for text in texts[: source.classes])
+    column.require(
+        is_number,
         problem="text, no number",
         remedy=(
             "name the classes in source.class_names, in the order that you want, for "
-            f"example [{class_names}]"
+            f"example [{examples}]"
         ),
     )
+    values = column.numbers()
+    column.require(
+        (values == np.round(values)) & (values >= 0) & (values < source.classes),
+        problem=f"no whole number from 0 to {source.classes - 1}",
+        remedy="recode them, or correct source.classes",
+    )
+    return values.astype(np.int64)
+
+
+@dataclass(frozen=True)
+class _Column:
+    """A column of a table, whose bad cells are refused by their place.
+
+    Attributes:
+        table: The table.
+        source: Names the file.
+        name: The column.
+    """
+
+    table: pandas.DataFrame
+    source: Table
+    name: str
+
+    @property
+    def cells(self) -> pandas.Series:
+        """The column's cells, (N,)."""
+        return self.table[self.name]
+
+    def require(self, is_good: npt.ArrayLike, problem: str, remedy: str) -> None:
+        """Refuse the rows that are not good, (N,), by what is wrong with them."""
+        rows = np.flatnonzero(~np.asarray(is_good))
+        if not len(rows):
+            return
+        count = f" (and {len(rows) - 1} more)" if len(rows) > 1 else ""
+        place = f"table {self.source.place}, {row_place(self.table, rows[0])}"
+        raise BadRowsError(
+            problem=f"{place}, column {self.name!r}: {problem}{count}",
+            remedy=remedy,
+            rows=rows,
+            column=self.name,
+        )
+
+    def numbers(self) -> npt.NDArray[np.float64]:
+        """Return finite numbers, (N,)."""
+        numbers = pandas.to_numeric(self.cells, errors="coerce")
+        values = numbers.to_numpy(dtype=np.float64, na_value=np.nan)
+        self.require(np.isfinite(values), problem="missing, or no finite number", remedy=FILL)
+        return values
+
+    def names(self) -> npt.NDArray:
+        """Return texts of which none is missing, (N,)."""
+        self.require(self.cells.notna(), problem="missing", remedy="every row needs one")
+        return column_texts(self.cells)
+
+    def places(self, values: tuple[str, ...], key: str) -> npt.NDArray[np.int64]:
+        """Return each row's place among declared values, (N,); `key` declares them."""
+        texts = column_texts(self.cells)
+        places = pandas.Index(values).get_indexer(texts)
+        undeclared = [text[:60] for text in texts[places < 0]]
+        self.require(
+            places >= 0,
+            problem=f"{next(iter(undeclared), '')!r}, which is not declared",
+            remedy=f"add them to {key}",
+        )
+        return places.astype(np.int64)
 
 
 def _read(source: Table) -> pandas.DataFrame:
@@ -317,69 +351,6 @@ def _read(source: Table) -> pandas.DataFrame:
                 f"table {source.place} has no column {name!r}: its columns are {columns}"
             )
     return table
-
-
-def _numbers(table: pandas.DataFrame, source: Table, name: str) -> npt.NDArray[np.float64]:
-    numbers = pandas.to_numeric(table[name], errors="coerce")
-    values = numbers.to_numpy(dtype=np.float64, na_value=np.nan)
-    is_bad = ~np.isfinite(values)
-    if is_bad.any():
-        raise _bad_rows(
-            table,
-            source,
-            name=name,
-            rows=np.flatnonzero(is_bad),
-            problem="missing, or no finite number",
-            remedy=FILL,
-        )
-    return values
-
-
-def _places(
-    table: pandas.DataFrame, source: Table, *, name: str, values: tuple[str, ...], key: str
-) -> npt.NDArray:
-    """Return each row's place among declared values, (N,)."""
-    texts = column_texts(table[name])
-    places = pandas.Index(values).get_indexer(texts)
-    undeclared = np.flatnonzero(places < 0)
-    if len(undeclared):
-        raise _bad_rows(
-            table,
-            source,
-            name=name,
-            rows=undeclared,
-            problem=f"{texts[undeclared[0]][:60]!r}, which is not declared",
-            remedy=f"add them to {key}",
-        )
-    return places.astype(np.int64)
-
-
-def _bad_rows(
-    table: pandas.DataFrame,
-    source: Table,
-    *,
-    name: str,
-    rows: npt.NDArray,
-    problem: str,
-    remedy: str,
-) -> BadRowsError:
-    place = f"table {source.place}, {row_place(table, rows[0])}, column {name!r}"
-    count = f" (and {len(rows) - 1} more)" if len(rows) > 1 else ""
-    return BadRowsError(problem=f"{place}: {problem}{count}", remedy=remedy, rows=rows, column=name)
-
-
-def _names(table: pandas.DataFrame, source: Table, name: str) -> npt.NDArray:
-    missing = np.flatnonzero(table[name].isna())
-    if len(missing):
-        raise _bad_rows(
-            table,
-            source,
-            name=name,
-            rows=missing,
-            problem="missing",
-            remedy="every row needs one",
-        )
-    return column_texts(table[name])
 
 
 def site_names(values: npt.NDArray, where: str) -> dict[str, str]:
@@ -406,7 +377,7 @@ def site_names(values: npt.NDArray, where: str) -> dict[str, str]:
 
 
 def _sites(table: pandas.DataFrame, source: Table, column: str) -> npt.NDArray:
-    values = _names(table, source, column)
+    values = _Column(table, source, column).names()
     names = site_names(values, f"table {source.place}: column {column!r}")
     return np.array([names[str(value)] for value in values])
 

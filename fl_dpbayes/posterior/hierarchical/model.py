@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import expit
 
-from fl_dpbayes.config import Scenario
+from fl_dpbayes.config import Scenario, StandardFeatures
 from fl_dpbayes.posterior.chains import unflatten
 from fl_dpbayes.posterior.hierarchical.distribution import Distribution, Floats
 from fl_dpbayes.posterior.hierarchical.effects import (
@@ -213,7 +213,9 @@ def fit_hospitals(rows: Mapping[str, npt.NDArray], scenario: Scenario) -> Hospit
     state = means.states.mean(axis=0)
     # Made up of the declared geometry: features that are centred and of one scale.
     made_up = np.random.default_rng(0).standard_normal((COVARIATES, len(state) - 1))
-    covariates = with_intercept(made_up * getattr(scenario.model.features, "spread", 1.0))
+    features = scenario.model.features
+    spread = features.spread if isinstance(features, StandardFeatures) else 1.0
+    covariates = with_intercept(made_up * spread)
     group_of_site = [scenario.sites[site].group or "" for site in sites]
     groups = tuple(sorted(set(group_of_site))) if section.group else ()
     numbers = np.array([groups.index(group) for group in group_of_site]) if groups else None

@@ -6,10 +6,9 @@ from hypothesis import strategies as st
 from fl_dpbayes.calibration.bins import FINE_BINS, bin_index
 from fl_dpbayes.calibration.federation.rows import conformal_rows, mean_rows, separation
 from fl_dpbayes.calibration.federation.subgroups import Place
-from fl_dpbayes.calibration.records import METRICS, CalibrationRecord, CalibrationValues
+from fl_dpbayes.calibration.records import CalibrationRecord
 from fl_dpbayes.calibration.release import SENT_COLUMNS, NoisedTable
 from fl_dpbayes.calibration.statistics import empty, from_batch
-from fl_dpbayes.config import study_file
 from fl_dpbayes.report.answer import answer
 from fl_dpbayes.report.run_files import read_csv
 from fl_dpbayes.report.summary import parse_summary
@@ -29,16 +28,6 @@ def row(site, role="train", predictor="posterior", **values):
     return CalibrationRecord.model_validate(
         {"site": site, "role": role, "predictor": predictor} | measured | values
     )
-
-
-def test_a_study_may_compare_every_number_of_a_row() -> None:
-    numbers = [
-        name
-        for name, field in CalibrationValues.model_fields.items()
-        if field.annotation == (float | None)
-    ]
-    assert list(study_file.METRICS) == numbers
-    assert {*METRICS} <= {*numbers}
 
 
 def test_mean_counts_each_site_the_same() -> None:

@@ -247,7 +247,7 @@ def test_drift_of_long_rounds_is_said_at_run_time(federation, steps: int) -> Non
         "partition.alpha=0.2",
         "partition.min_records=40",
         "sampler.kind=sgld",
-        "privacy={kind='none', sampling_rate=1.0, temperature=0.001}",
+        "privacy={sampling_rate=1.0, temperature=0.001}",
         f"training={{rounds=8, steps_per_round={steps}, burn_in={4 * steps}, thinning={steps}}}",
     )
     assert any(DRIFT in warning for warning in run.run().warnings()) == (steps > 1)
