@@ -26,7 +26,7 @@ from fl_dpbayes.data.shifts.apply import apply_shift
 from fl_dpbayes.data.snapshot import read_snapshot
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.files import KEPT
-from fl_dpbayes.privacy import Part, in_recalibration_part, in_test_part
+from fl_dpbayes.privacy import Part, parts_of_units
 
 logger = logging.getLogger("fl_dpbayes.site")
 
@@ -320,18 +320,13 @@ def _parts(site_file: SiteFile, records: Records) -> dict[Part, SiteSplit]:
     if site_file.role != "train":
         return {"test": _part(records)}
     split = site_file.split
-    units = records.units.tolist()
-    in_test = in_test_part(units, split.key, split.test_fraction)
-    in_recalibration = in_recalibration_part(
-        units, split.key, split.test_fraction, split.recalibration_fraction
+    part_of_record = parts_of_units(
+        records.units.tolist(), split.key, split.test_fraction, split.recalibration_fraction
     )
-    parts: dict[Part, SiteSplit] = {
-        "train": _part(records.subset(~in_test & ~in_recalibration)),
-        "test": _part(records.subset(in_test)),
-    }
+    names: list[Part] = ["train", "test"]
     if split.recalibration_fraction:
-        parts["recalibration"] = _part(records.subset(in_recalibration))
-    return parts
+        names.append("recalibration")
+    return {name: _part(records.subset(part_of_record == name)) for name in names}
 
 
 def shift_label(shift: Shift | None) -> str:

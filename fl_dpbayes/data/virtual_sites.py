@@ -1,6 +1,7 @@
 """The sites of a simulation: whose records are whose."""
 
 import hashlib
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,7 +33,7 @@ from fl_dpbayes.data.records import Records, load_unscaled, magnitude_warnings
 from fl_dpbayes.data.shifts.apply import check_shift, kept_indices
 from fl_dpbayes.data.site import of_natural_site
 from fl_dpbayes.errors import UserError
-from fl_dpbayes.privacy import in_recalibration_part, in_test_part
+from fl_dpbayes.privacy import parts_of_units
 
 Indices = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -307,17 +308,9 @@ def _planned_site(
             _indices_that_shift_keeps(name, spec.shift, records.subset(indices), shift_seed)
         ]
     units = np.unique(records.units[indices_after_shift])
-    if spec.role == "train":
-        test_fraction, recalibration_fraction = scenario.kept_fractions
-        in_test = in_test_part(units.tolist(), split_key, test_fraction)
-        in_recalibration = in_recalibration_part(
-            units.tolist(), split_key, test_fraction, recalibration_fraction
-        )
-    else:
-        in_test = np.ones(len(units), dtype=bool)
-        in_recalibration = np.zeros(len(units), dtype=bool)
-    in_train = ~(in_test | in_recalibration)
-    if spec.role == "train" and not in_train.any():
+    fractions = scenario.kept_fractions if spec.role == "train" else (1.0, 0.0)
+    counts = Counter(parts_of_units(units.tolist(), split_key, *fractions).tolist())
+    if spec.role == "train" and not counts["train"]:
         raise UserError(
             f"sites.{name}: none of its {len(units)} units is left to train on: give it more "
             "records, or lower data.test_fraction (and recalibration.fraction)"
@@ -328,9 +321,9 @@ def _planned_site(
         indices=indices,
         shift_seed=shift_seed,
         split_key=split_key,
-        train_units=int(in_train.sum()),
-        test_units=int(in_test.sum()),
-        recalibration_units=int(in_recalibration.sum()),
+        train_units=counts["train"],
+        test_units=counts["test"],
+        recalibration_units=counts["recalibration"],
     )
 
 

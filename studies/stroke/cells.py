@@ -44,7 +44,7 @@ from fl_dpbayes.posterior import (
 )
 from fl_dpbayes.posterior.hierarchical.levels import HospitalPosterior
 from fl_dpbayes.posterior.hierarchical.model import LEVEL, MEDIAN, SHARES
-from fl_dpbayes.privacy import in_test_part, planned_chain
+from fl_dpbayes.privacy import parts_of_units, planned_chain
 
 Floats = npt.NDArray[np.float64]
 Arrays = dict[str, npt.NDArray]
@@ -206,9 +206,10 @@ def dealt(scenario: Scenario) -> Dealt:
     number = np.repeat(np.arange(len(plan.sites)), [len(site.indices) for site in plan.sites])
     test = np.concatenate(
         [
-            in_test_part(
+            parts_of_units(
                 records.units[site.indices].tolist(), site.split_key, scenario.data.test_fraction
             )
+            == "test"
             if site.spec.role == "train"
             else np.ones(len(site.indices), dtype=bool)
             for site in plan.sites

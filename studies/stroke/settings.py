@@ -28,7 +28,7 @@ from sklearn.metrics import roc_auc_score
 from fl_dpbayes.config import BuiltIn, load_scenario
 from fl_dpbayes.data.sources.stroke import load
 from fl_dpbayes.data.virtual_sites import dealt_sites
-from fl_dpbayes.privacy import in_test_part
+from fl_dpbayes.privacy import parts_of_units
 from fl_dpbayes.privacy.gdp import gdp_epsilon
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results" / "stroke"
@@ -107,7 +107,7 @@ class Split:
         self.seed, parts = seed, []
         for site in dealt_sites(SCENARIO.model_copy(update={"seed": seed}), None).sites:
             units = RECORDS.units[site.indices].tolist()
-            tested = in_test_part(units, site.split_key, SCENARIO.data.test_fraction)
+            tested = parts_of_units(units, site.split_key, SCENARIO.data.test_fraction) == "test"
             parts.append((site.indices[~tested], site.indices[tested]))
         (self.train, self.train_site), (self.test, self.test_site) = (
             (np.concatenate(own), np.repeat(np.arange(len(own)), list(map(len, own))))
