@@ -17,7 +17,6 @@ from fl_dpbayes.config import (
     Selection,
     Shift,
     SiteFile,
-    Split,
     Task,
     check_prevalence_classes,
 )
@@ -27,7 +26,7 @@ from fl_dpbayes.data.shifts.apply import apply_shift
 from fl_dpbayes.data.snapshot import read_snapshot
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.files import KEPT
-from fl_dpbayes.privacy import Part, in_recalibration_part, in_test_part
+from fl_dpbayes.privacy import Part, parts_of_units
 
 logger = logging.getLogger("fl_dpbayes.site")
 
@@ -320,31 +319,14 @@ def site_of(site_file: SiteFile, records: Records) -> Site:
 def _parts(site_file: SiteFile, records: Records) -> dict[Part, SiteSplit]:
     if site_file.role != "train":
         return {"test": _part(records)}
-    masks = masks_of_parts(records.units, site_file.split)
-    return {
-        name: _part(records.subset(mask))
-        for name, mask in masks.items()
-        if name != "recalibration" or site_file.split.recalibration_fraction
-    }
-
-
-def masks_of_parts(units: npt.NDArray, split: Split) -> dict[Part, npt.NDArray[np.bool_]]:
-    """Say which records of a training site are in which part, (N,) each.
-
-    Args:
-        units: (N,), the privacy unit of each record.
-        split: The shares of the parts, and the key that decides.
-    """
-    names = units.tolist()
-    in_test = in_test_part(names, split.key, split.test_fraction)
-    in_recalibration = in_recalibration_part(
-        names, split.key, split.test_fraction, split.recalibration_fraction
+    split = site_file.split
+    part_of_record = parts_of_units(
+        records.units.tolist(), split.key, split.test_fraction, split.recalibration_fraction
     )
-    return {
-        "train": ~in_test & ~in_recalibration,
-        "test": in_test,
-        "recalibration": in_recalibration,
-    }
+    names: list[Part] = ["train", "test"]
+    if split.recalibration_fraction:
+        names.append("recalibration")
+    return {name: _part(records.subset(part_of_record == name)) for name in names}
 
 
 def shift_label(shift: Shift | None) -> str:

@@ -1,6 +1,7 @@
 """The sites of a simulation: whose records are whose."""
 
 import hashlib
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +19,6 @@ from fl_dpbayes.config import (
     Shift,
     SiteSpec,
     Source,
-    Split,
     Task,
     backbone_folder,
     with_part_of_owner,
@@ -31,9 +31,9 @@ from fl_dpbayes.data.partition import (
 )
 from fl_dpbayes.data.records import Records, load_unscaled, magnitude_warnings
 from fl_dpbayes.data.shifts.apply import check_shift, kept_indices
-from fl_dpbayes.data.site import masks_of_parts, of_natural_site
+from fl_dpbayes.data.site import of_natural_site
 from fl_dpbayes.errors import UserError
-from fl_dpbayes.privacy import Part
+from fl_dpbayes.privacy import parts_of_units
 
 Indices = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -311,18 +311,13 @@ def _planned_site(
             _indices_that_shift_keeps(name, spec.shift, records.subset(indices), shift_seed)
         ]
     units = np.unique(records.units[indices_after_shift])
-    test_fraction, recalibration_fraction = scenario.kept_fractions
-    split = Split(
-        test_fraction=test_fraction, recalibration_fraction=recalibration_fraction, key=split_key
-    )
-    counts: dict[Part, int] = {"train": 0, "test": len(units), "recalibration": 0}
-    if spec.role == "train":
-        counts = {part: int(mask.sum()) for part, mask in masks_of_parts(units, split).items()}
-        if not counts["train"]:
-            raise UserError(
-                f"sites.{name}: none of its {len(units)} units is left to train on: give it more "
-                "records, or lower data.test_fraction (and recalibration.fraction)"
-            )
+    fractions = scenario.kept_fractions if spec.role == "train" else (1.0, 0.0)
+    counts = Counter(parts_of_units(units.tolist(), split_key, *fractions).tolist())
+    if spec.role == "train" and not counts["train"]:
+        raise UserError(
+            f"sites.{name}: none of its {len(units)} units is left to train on: give it more "
+            "records, or lower data.test_fraction (and recalibration.fraction)"
+        )
     return PlannedSite(
         name=name,
         spec=spec,

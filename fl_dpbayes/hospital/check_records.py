@@ -33,7 +33,7 @@ from fl_dpbayes.data.sources.table import (
 )
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.hospital.findings import Finding, failed, warned
-from fl_dpbayes.privacy import unit_scores
+from fl_dpbayes.privacy import parts_of_units
 
 # Of errors that cannot quote a record.
 PLAIN = (
@@ -282,9 +282,9 @@ def _patient_findings(table: pandas.DataFrame, name: str, split: Split) -> Itera
     is_ambiguous = plain_names.duplicated(keep=False)
     if not is_ambiguous.any():
         return
-    edges = (split.test_fraction, split.test_fraction + split.recalibration_fraction)
-    scores = unit_scores(units.tolist(), bytes.fromhex(split.key))
-    parts = pandas.Series(np.digitize(scores, edges))
+    parts = pandas.Series(
+        parts_of_units(units.tolist(), split.key, split.test_fraction, split.recalibration_fraction)
+    )
     patients_in_two_parts = parts.groupby(plain_names).nunique().gt(1).sum()
     rows = np.flatnonzero(is_ambiguous[unit_of_row])
     message = f"{_row_places(table, rows)}: names that differ only by blanks or capitals"

@@ -29,7 +29,7 @@ from fl_dpbayes.hospital.findings import Finding, failed, passed, say, show, war
 from fl_dpbayes.hospital.init_site import own_scenario
 from fl_dpbayes.hospital.planned_requests import planned_requests
 from fl_dpbayes.hospital.second_run import second_run
-from fl_dpbayes.privacy import unit_scores
+from fl_dpbayes.privacy import parts_of_units
 from fl_dpbayes.protocol import Arrays, Refusal, RefusalCode, TrainReply, read_header
 from fl_dpbayes.report import rounded_up
 
@@ -113,10 +113,11 @@ def _unit_names(site: SiteFile, units: int) -> list[str | int]:
     names: list[str | int] = [
         number if is_unnamed else f"unit-{number}" for number in range(20 * units + 100)
     ]
-    held_out_fraction = 0.0
+    is_used = np.ones(len(names), dtype=bool)
     if site.role == "train":
-        held_out_fraction = site.split.test_fraction + site.split.recalibration_fraction
-    is_used = unit_scores(names, bytes.fromhex(site.split.key)) >= held_out_fraction
+        split = site.split
+        parts = parts_of_units(names, split.key, split.test_fraction, split.recalibration_fraction)
+        is_used = parts == "train"
     last_position = int(np.searchsorted(np.cumsum(is_used), units))
     return names[: last_position + 1]
 

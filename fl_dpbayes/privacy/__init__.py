@@ -57,7 +57,7 @@ from fl_dpbayes.privacy.planned_noise import (
 )
 from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon
 from fl_dpbayes.privacy.second_run import price_of_second_run
-from fl_dpbayes.privacy.splits import in_recalibration_part, in_test_part, split_name, unit_scores
+from fl_dpbayes.privacy.splits import parts_of_units, split_name, unit_scores
 from fl_dpbayes.privacy.streams import Streams
 
 __all__ = [
@@ -94,12 +94,11 @@ __all__ = [
     "filter_orders",
     "gdp_mu",
     "history_of_steps",
-    "in_recalibration_part",
-    "in_test_part",
     "joined",
     "largest_at_small_delta",
     "largest_prefix",
     "noise_of_steps",
+    "parts_of_units",
     "planned_chain",
     "planned_epsilon",
     "planned_stretch",

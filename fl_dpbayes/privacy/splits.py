@@ -38,40 +38,28 @@ def unit_scores(units: Sequence[Unit], key: bytes) -> npt.NDArray[np.float64]:
     return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
-def in_test_part(
-    units: Sequence[Unit], key_hex: str, test_fraction: float
-) -> npt.NDArray[np.bool_]:
-    """Say which units belong to the test part: those whose score is below its fraction.
+def parts_of_units(
+    units: Sequence[Unit],
+    key_hex: str,
+    test_fraction: float,
+    recalibration_fraction: float = 0.0,
+) -> npt.NDArray[np.str_]:
+    """Say to which part each unit belongs: so each is in one, and no other unit moves it.
+
+        score < test: "test";   score < test + recalibration: "recalibration";   else "train"
 
     Args:
         units: N names of units.
         key_hex: The secret key in hexadecimal.
         test_fraction: In [0, 1].
+        recalibration_fraction: In [0, 1 - test_fraction].
 
     Returns:
-        Whether each unit is in the part, shape (N,).
+        The parts' names, shape (N,).
     """
-    return unit_scores(units, bytes.fromhex(key_hex)) < test_fraction
-
-
-def in_recalibration_part(
-    units: Sequence[Unit], key_hex: str, test_fraction: float, recalibration_fraction: float
-) -> npt.NDArray[np.bool_]:
-    """Say which units belong to the recalibration part, whose scores follow the test part's.
-
-    Args:
-        units: N names of units.
-        key_hex: The secret key in hexadecimal.
-        test_fraction: In [0, 1].
-        recalibration_fraction: In [0, 1]; scores in [test, test + recalibration) are in the part.
-
-    Returns:
-        Whether each unit is in the part, shape (N,).
-    """
-    if not recalibration_fraction:
-        return np.zeros(len(units), dtype=bool)
     scores = unit_scores(units, bytes.fromhex(key_hex))
-    return (scores >= test_fraction) & (scores < test_fraction + recalibration_fraction)
+    edges = (test_fraction, test_fraction + recalibration_fraction)
+    return np.array(["test", "recalibration", "train"])[np.digitize(scores, edges)]
 
 
 def split_name(key_hex: str, test_fraction: float, recalibration_fraction: float = 0.0) -> str:

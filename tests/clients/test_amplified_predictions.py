@@ -13,7 +13,7 @@ from fl_dpbayes.audit.rounding import amplify
 from fl_dpbayes.config.task import MLPModel, Task
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import to_vector, vector_to_arrays
-from fl_dpbayes.privacy.splits import in_recalibration_part
+from fl_dpbayes.privacy.splits import parts_of_units
 from fl_dpbayes.protocol.arrays import prefixed
 from fl_dpbayes.protocol.wire import arrays_digest
 
@@ -24,7 +24,7 @@ RECORDS = np.random.default_rng(0).random((17, COLUMNS)).astype(np.float32)
 LABELS = np.arange(17) % 2
 KEY = "5e" * 16
 NAMES = [f"p{number:03d}" for number in range(100)]
-IN_PART = in_recalibration_part(NAMES, KEY, 0.0, 0.5)
+IN_PART = parts_of_units(NAMES, KEY, 0.0, 0.5) == "recalibration"
 # Those who may be in the measured part, and those who train and never change.
 MEASURED = [name for name, inside in zip(NAMES, IN_PART, strict=True) if inside][:17]
 TRAINING = [name for name, inside in zip(NAMES, IN_PART, strict=True) if not inside][:15]

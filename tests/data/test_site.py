@@ -247,7 +247,8 @@ def test_more_units_in_a_part_than_the_declared_number_admits_do_not_load(
     # A key that puts nearly everybody into the test part was chosen, not drawn.
     site_file = patients_file(tmp_path, 400, 40, 0.2, 0.0, 1)
     monkeypatch.setattr(
-        "fl_dpbayes.data.site.in_test_part", lambda units, *_: np.arange(len(units)) >= 40
+        "fl_dpbayes.data.site.parts_of_units",
+        lambda units, *_: np.where(np.arange(len(units)) >= 40, "test", "train"),
     )
     assert most_units(site_file, "train") == pytest.approx(50)
     refused("part for test holds 360 units.*at most 42.*correct units", load_site, site_file)

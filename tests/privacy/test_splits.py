@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fl_dpbayes.privacy.splits import in_recalibration_part, in_test_part, split_name, unit_scores
+from fl_dpbayes.privacy.splits import parts_of_units, split_name, unit_scores
 
 KEY = "00112233445566778899aabbccddeeff"
 units_strategy = st.lists(
@@ -32,15 +32,15 @@ def test_scores_are_uniform_and_independent_of_order_of_names_and_decide_the_tes
     assert chi_square < 19 + 5 * np.sqrt(2 * 19)
     assert abs(np.corrcoef(scores[:-1], scores[1:])[0, 1]) < 4 / np.sqrt(20_000)
     for fraction in (0.0, 0.05, 0.2, 0.5, 0.9, 1.0):
-        share = in_test_part(names, KEY, fraction).mean()
+        share = (parts_of_units(names, KEY, fraction) == "test").mean()
         assert abs(share - fraction) <= 4 * np.sqrt(fraction * (1 - fraction) / 20_000)
-        assert in_test_part([], KEY, fraction).shape == (0,)
+        assert parts_of_units([], KEY, fraction).shape == (0,)
 
 
 def test_key_and_type_of_the_name_matter():
     other = "ff" * 16
     assert not np.array_equal(
-        in_test_part(range(200), KEY, 0.5), in_test_part(range(200), other, 0.5)
+        parts_of_units(range(200), KEY, 0.5), parts_of_units(range(200), other, 0.5)
     )
     scores = unit_scores(["1", 1, b"1"], bytes.fromhex(KEY))
     assert len(set(scores)) == 3
@@ -66,19 +66,17 @@ def test_name_of_a_split_tells_keys_and_fractions_apart():
 def test_a_unit_is_in_exactly_one_part_and_stays_there_limit() -> None:
     units = [f"patient-{number}" for number in range(5000)]
     key = "5e" * 16
-    test = in_test_part(units, key, 0.2)
-    recalibration = in_recalibration_part(units, key, 0.2, 0.1)
-    assert not (test & recalibration).any()
-    assert abs(recalibration.mean() - 0.1) < 4 * np.sqrt(0.09 / 5000)
-    one_more = in_recalibration_part(["somebody", *units], key, 0.2, 0.1)
-    assert np.array_equal(one_more[1:], recalibration)
+    parts = parts_of_units(units, key, 0.2, 0.1)
+    assert abs((parts == "recalibration").mean() - 0.1) < 4 * np.sqrt(0.09 / 5000)
+    assert np.array_equal(parts_of_units(["somebody", *units], key, 0.2, 0.1)[1:], parts)
     # A share for recalibration is taken from training, so the test part stays what it was.
-    assert np.array_equal(in_test_part(units, key, 0.2), test)
-    assert not in_recalibration_part(units, key, 0.2, 0.0).any()
-    assert (in_recalibration_part(units, key, 0.2, 0.8) | test).all()
+    without = parts_of_units(units, key, 0.2)
+    assert np.array_equal(without == "test", parts == "test")
+    assert set(without) == {"test", "train"}
+    assert set(parts_of_units(units, key, 0.2, 0.8)) == {"test", "recalibration"}
 
 
 @pytest.mark.parametrize("key", ["", "zz"])
 def test_keys_that_do_not_fit_are_refused(key) -> None:
     with pytest.raises(ValueError):
-        in_test_part(["a"], key, 0.5)
+        parts_of_units(["a"], key, 0.5)
