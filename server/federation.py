@@ -202,8 +202,8 @@ def _write(
     folder = federation.run_folder
     problem = _write_posterior(federation, strategy, record)
     if strategy.recalibration:
-        record.add_costs({"recalibration": strategy.recalibration.statements})
-    record.add_costs({"evaluation": strategy.evaluation.statements})
+        record.add_costs("recalibration", strategy.recalibration.statements)
+    record.add_costs("evaluation", strategy.evaluation.statements)
     summary = summarise_run(strategy, record, _partition(record.store))
     write_summary(summary, folder)
     write_calibration(summary, folder)

@@ -225,15 +225,15 @@ class RunRecord:
             append_csv(self.run_folder / PRIVACY_FILE, privacy_rows, PRIVACY_COLUMNS)
             append_csv(self.run_folder / ROUNDS_FILE, self.round_rows[-1:], ROUND_COLUMNS)
 
-    def add_costs(self, spent: Mapping[str, Mapping[str, PrivacyStatement]]) -> None:
+    def add_costs(self, purpose: str, statements: Mapping[str, PrivacyStatement]) -> None:
         """Add rows without a round to `privacy.csv`.
 
         Args:
-            spent: Purpose -> site -> what it paid beside training.
+            purpose: What was paid for beside training.
+            statements: Site -> what it paid.
         """
         rows = [
             paid_row(site=site, status="OK", purpose=purpose, statement=statement)
-            for purpose, statements in spent.items()
             for site, statement in statements.items()
         ]
         if rows:

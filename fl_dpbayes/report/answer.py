@@ -149,22 +149,20 @@ def _baselines(run: Summary, role: Role) -> str:
     Of a predictor that several sites trained alone it gives the median.
     """
     place = f"pooled:{role}"
-    predictor = headline_predictor(run)
-    values = [row.nll for row in run.calibration if (row.site, row.predictor) == (place, predictor)]
-    nll = values[0] if values else None
+    measured = run.measured(place, headline_predictor(run))
     simpler: dict[str, list[float]] = {}
     for row in run.baselines.rows if run.baselines else ():
         if row.site == place and row.nll is not None:
             simpler.setdefault(row.predictor, []).append(row.nll)
-    if nll is None or not simpler:
+    if measured is None or measured.nll is None or not simpler:
         return ""
     parts = [
         f"{PREDICTORS.get(name, name)} {decimal(statistics.median(losses))}"
         for name, losses in simpler.items()
     ]
     return (
-        f"At all {ROLES[role]} its negative log-likelihood, lower is better, is {decimal(nll)}; "
-        f"of simpler predictors {', '.join(parts)}. {NOT_COVERED}"
+        f"At all {ROLES[role]} its negative log-likelihood, lower is better, is "
+        f"{decimal(measured.nll)}; of simpler predictors {', '.join(parts)}. {NOT_COVERED}"
     )
 
 

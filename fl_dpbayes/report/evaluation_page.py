@@ -47,7 +47,6 @@ def write_evaluation(folder: Path, run: Summary) -> Path:
             f"--out {folder} cannot be made ({error.strerror}): give the name of a new folder"
         ) from None
     row = run.calibration[-1]
-    figures = draw_figures(folder, run, curves=())
     return write_page(
         folder,
         EVALUATION,
@@ -57,7 +56,5 @@ def write_evaluation(folder: Path, run: Summary) -> Path:
         levels=answer(run).sites,
         metrics=all_metrics_table([row]),
         facts=facts(run),
-        reliability=figures["reliability"],
-        roc=figures["roc"],
-        net_benefit=figures["net_benefit"],
+        **draw_figures(folder, run, curves=()),
     )

@@ -86,7 +86,8 @@ def _by_role(rows: Iterable[Row]) -> list[list[Row]]:
 def _draw_reliability(run: Summary, row: ReliabilityRecord) -> DrawnFigure | None:
     title = f"{ROLES[row.role].capitalize()}, {predictor_name(row)}"
     subtitle = f"n = {count(sum(part.n for part in row.bins))}"
-    error, ends = _error_at(run, row)
+    measured = run.measured(row.site, row.predictor)
+    error, ends = error_cell(measured) if measured else (UNDEFINED, "")
     if error != UNDEFINED:
         subtitle = f"{subtitle}; off by {error} points {ends}".rstrip()
     return drawn_figure(
@@ -97,20 +98,11 @@ def _draw_reliability(run: Summary, row: ReliabilityRecord) -> DrawnFigure | Non
     )
 
 
-def _error_at(run: Summary, diagram: ReliabilityRecord) -> tuple[str, str]:
-    """Return the error of a diagram's predictor and place, and its interval."""
-    for row in run.calibration:
-        if (row.site, row.predictor) == (diagram.site, diagram.predictor):
-            return error_cell(row)
-    return UNDEFINED, ""
-
-
 def _draw_epsilon(run: Summary, curves: Sequence[EpsilonCurve]) -> DrawnFigure | None:
     deltas = sorted({row.delta for row in run.privacy if row.delta is not None})
     subtitle = f"at delta {probability(deltas[0])}" if len(deltas) == 1 else "at each site's delta"
-    methods = sorted({row.epsilon_method for row in run.privacy if row.epsilon_method})
-    if methods:
-        subtitle = f"{subtitle}; by {', '.join(methods)}"
+    if run.epsilon_methods:
+        subtitle = f"{subtitle}; by {run.epsilon_methods}"
     return drawn_figure(
         name="epsilon",
         description=f"Epsilon spent after each round at each site, {subtitle}.",
@@ -160,10 +152,10 @@ def _draw_shifts(run: Summary) -> DrawnFigure | None:
 def _draw_roc(run: Summary, rows: Sequence[ReliabilityRecord]) -> DrawnFigure | None:
     first = rows[0]
     title = f"{ROLES[first.role].capitalize()}, ROC"
-    measured = {row.predictor: row for row in run.calibration if row.site == first.site}
+    measured = [run.measured(diagram.site, diagram.predictor) for diagram in rows]
     areas = [
         f"{decimal(row.auroc)} {interval(row.auroc_bounds, decimal)}"
-        for row in (measured.get(diagram.predictor) for diagram in rows)
+        for row in measured
         if row is not None
     ]
     subtitle = f"AUROC [bounds]: {'; '.join(areas)}"

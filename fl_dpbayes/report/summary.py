@@ -369,6 +369,18 @@ class Summary(SummaryPart):
         return [row for row in self.calibration if row.over != "mean"]
 
     @property
+    def epsilon_methods(self) -> str:
+        """How the sites' epsilons were computed; empty where none was."""
+        return ", ".join(sorted({row.epsilon_method for row in self.privacy} - {""}))
+
+    def measured(self, site: str, predictor: str) -> CalibrationRecord | None:
+        """Return the calibration row of a predictor at a place, if there is one."""
+        for row in self.calibration:
+            if (row.site, row.predictor) == (site, predictor):
+                return row
+        return None
+
+    @property
     def recalibration_noise(self) -> str:
         """Why the recalibrated probabilities are not to be used; empty if nothing is against it."""
         return self.recalibration.noise if self.recalibration else ""

@@ -61,8 +61,7 @@ def privacy_notes(run: Summary) -> Iterator[str]:
 
 
 def _epsilon_notes(run: Summary) -> Iterator[str]:
-    methods = sorted({row.epsilon_method for row in run.privacy if row.epsilon_method})
-    by_methods = f", by {', '.join(methods)}," if methods else ""
+    by_methods = f", by {run.epsilon_methods}," if run.epsilon_methods else ""
     yield (
         f"Two data sets are neighbours if they differ by {neighbours(run)}. "
         f"ε{by_methods} and μ are rounded up."

@@ -1,7 +1,6 @@
 import re
 
 from fl_dpbayes.report.figure_style import DrawnFigure
-from fl_dpbayes.report.page_tables import page_table
 from fl_dpbayes.report.run_files import read_epsilon_curves
 
 NAMES = {
@@ -98,9 +97,7 @@ def test_epsilon_curves_skip_rounds_without_a_statement(write_run, summary):
 def test_inline_svg_has_its_own_identifiers(reported):
     seen: set[str] = set()
     for path in (reported.parent / "figures").iterdir():
-        text = DrawnFigure(
-            path.stem, path.read_text(encoding="utf-8"), "", page_table((), [])
-        ).inline
+        text = DrawnFigure(path.stem, path.read_text(encoding="utf-8"), "", None).inline
         identifiers = set(re.findall(r'\sid="([^"]*)"', text))
         references = set(
             re.findall(r'href="#([^"]*)"', text) + re.findall(r"url\(#([^)]*)\)", text)
