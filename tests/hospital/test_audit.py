@@ -18,6 +18,7 @@ from fl_dpbayes.data.site_ledger import create_ledger
 from fl_dpbayes.files import audit_log
 from fl_dpbayes.files.audit_chain import read_chain_of_log
 from fl_dpbayes.files.audit_log import audit_log_path, mark_path, read_audit_log, record
+from fl_dpbayes.files.hash_chain import chain_head
 from fl_dpbayes.hospital.audit import log_findings
 from fl_dpbayes.hospital.bundle import decision, read_bundle
 from fl_dpbayes.privacy.ledger import file as ledger_file
@@ -133,7 +134,7 @@ def rehashed(lines: list[str]) -> list[str]:
         event.pop("head")
         event["number"] = number
         text = json.dumps(event)[:-1]
-        head = audit_log._head(head, text)
+        head = chain_head(head, text)
         made.append(f"{text}{audit_log._tail(head)}")
     return made
 
