@@ -143,13 +143,27 @@ def prepare_simulation(
     Returns:
         The site files `sites/<number>-<name>.toml`, in the plan's order, which is also their
         alphabetical order.
+
+    Raises:
+        UserError: If a run in the folder has begun, or something cannot be written.
     """
     sites_folder = run_folder / SITES_FOLDER
     with written(run_folder):
         sites_folder.mkdir(parents=True, exist_ok=True)
-    # Before the scenario: a folder that has one and no store has lost it.
-    RunStore.make(run_folder).close()
-    write_scenario(scenario, run_folder / SCENARIO_FILE)
+    # Made before the scenario: a folder that has a scenario and no store has lost it.
+    with RunStore.make(run_folder) as store:
+        store.clear()
+        write_scenario(scenario, run_folder / SCENARIO_FILE)
+        paths = _write_sites(scenario, plan, sites_folder, cache_folder)
+        scenario_digest = file_sha256(run_folder / SCENARIO_FILE)
+        content = {PARTITION: _partition_summary(plan), "files": {SCENARIO_FILE: scenario_digest}}
+        store.append(**content)
+    return paths
+
+
+def _write_sites(
+    scenario: Scenario, plan: SitePlan, sites_folder: Path, cache_folder: Path | None
+) -> list[Path]:
     digits = max(2, len(str(len(plan.sites) - 1)))
     paths = []
     for number, site in enumerate(plan.sites):
@@ -167,11 +181,6 @@ def prepare_simulation(
         write_site_file(site_file, path)
         prepare_simulated_ledger(path)
         paths.append(path)
-    with RunStore.open(run_folder) as store:
-        store.clear()
-        scenario_digest = file_sha256(run_folder / SCENARIO_FILE)
-        content = {PARTITION: _partition_summary(plan), "files": {SCENARIO_FILE: scenario_digest}}
-        store.append(**content)
     return paths
 
 

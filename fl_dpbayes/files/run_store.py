@@ -232,11 +232,17 @@ class RunStore:
         return values[-1] if values else None
 
     def clear(self) -> None:
-        """Let the next entry be the first one again."""
+        """Let the next entry be the first one again.
+
+        Raises:
+            UserError: If there are arrays: a run has begun, which must not be lost.
+        """
         with self._changing():
+            if self._connection.execute("SELECT count(*) FROM arrays").fetchone()[0]:
+                raise UserError(
+                    f"{self.path.parent} holds a run that has begun: give another folder"
+                )
             self._connection.execute("DELETE FROM chain")
-            self._connection.execute("DELETE FROM arrays")
-        self._samples = ""
 
     # Arrays.
 

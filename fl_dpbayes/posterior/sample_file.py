@@ -8,7 +8,6 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
@@ -22,18 +21,9 @@ SAMPLES = "samples"
 TYPE_NAMES = {np.dtype(np.float32): "F32", np.dtype(np.float64): "F64"}
 _CHECKSUM_KEY = "sha256"
 _NO_CHECKSUM = "0" * 64
-# How the header of a sealed file begins, after the eight bytes of its length.
-_SEALED_START = b'{"__metadata__":{"%s":"' % _CHECKSUM_KEY.encode()
-_CHECKSUM_PLACE = 8 + len(_SEALED_START)
+# Behind the eight bytes of the header's length and how the header begins.
+_CHECKSUM_PLACE = 8 + len(b'{"__metadata__":{"%s":"' % _CHECKSUM_KEY.encode())
 _CHUNK_BYTES = 2**20
-
-
-@dataclass(frozen=True)
-class _Checksums:
-    """The checksum that a file should have, and the bytes in its place: none if it has no place."""
-
-    computed: str
-    stored: bytes
 
 
 def write_samples(path: Path, samples: AnySamples, metadata: Mapping[str, str]) -> None:
@@ -109,10 +99,10 @@ def array_header(
 
 def seal(path: Path) -> None:
     """Put the checksum into a file whose metadata begin with its place."""
-    checksum = _checksums(path).computed
+    checksum = _checksum(path)
     with path.open("r+b") as file:
         file.seek(_CHECKSUM_PLACE)
-        file.write(checksum.encode())
+        file.write(checksum)
 
 
 def check_seal(path: Path) -> None:
@@ -125,22 +115,22 @@ def check_seal(path: Path) -> None:
         OSError: If it cannot be read.
         ValueError: If it has no checksum or another one.
     """
-    checksums = _checksums(path)
-    if not re.fullmatch(rb"[0-9a-f]{64}", checksums.stored):
+    with path.open("rb") as file:
+        file.seek(_CHECKSUM_PLACE)
+        stored = file.read(len(_NO_CHECKSUM))
+    if not re.fullmatch(rb"[0-9a-f]{64}", stored):
         raise ValueError(
             "it has no checksum: an older version of fl-dpbayes wrote it, or it is damaged"
         )
-    if checksums.stored != checksums.computed.encode():
+    if stored != _checksum(path):
         raise ValueError("it was cut off or changed since it was written (its checksum differs)")
 
 
-def _checksums(path: Path) -> _Checksums:
+def _checksum(path: Path) -> bytes:
+    """Return the SHA-256 of a file with zeros in the place of its checksum."""
     with path.open("rb") as file:
-        start = file.read(_CHECKSUM_PLACE + 64)
-        stored = b""
-        if start[8:_CHECKSUM_PLACE] == _SEALED_START:
-            stored = start[_CHECKSUM_PLACE:]
-        hasher = hashlib.sha256(start[:_CHECKSUM_PLACE] + _NO_CHECKSUM.encode())
+        hasher = hashlib.sha256(file.read(_CHECKSUM_PLACE) + _NO_CHECKSUM.encode())
+        file.seek(_CHECKSUM_PLACE + len(_NO_CHECKSUM))
         while chunk := file.read(_CHUNK_BYTES):
             hasher.update(chunk)
-    return _Checksums(computed=hasher.hexdigest(), stored=stored)
+    return hasher.hexdigest().encode()

@@ -77,14 +77,19 @@ def test_what_no_entry_ends_is_gone_when_the_file_is_opened_again(folder: Path) 
     assert stored(folder) == expected
 
 
-def test_a_cleared_store_is_begun_anew_by_its_next_entry(folder: Path) -> None:
-    with RunStore.open(folder) as store:
+def test_a_store_is_begun_anew_until_its_run_has_begun(folder: Path, tmp_path: Path) -> None:
+    with RunStore.make(tmp_path) as store:
+        store.append(name="first")
         store.clear()
+    with RunStore.open(tmp_path) as store:
+        assert store.values("name") == ["first"]
+        store.clear()
+        store.append(name="second")
+    with RunStore.open(tmp_path) as store:
+        assert store.values("name") == ["second"]
+    with RunStore.open(folder) as store:
+        refused(f"{folder} holds a run that has begun: give another folder", store.clear)
     assert stored(folder)[0] == [1, 2, 3]
-    with RunStore.open(folder) as store:
-        store.clear()
-        store.append(round=0)
-    assert stored(folder) == ([0], [], [])
 
 
 @pytest.mark.slow

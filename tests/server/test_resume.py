@@ -17,6 +17,8 @@ from tests.server.conftest import Cut
 pytestmark = pytest.mark.slow
 
 ROUNDS = 12
+# Bytes.
+PAGE = 4096
 NOISED = ["evaluation.release=noised", "evaluation.noise_multiplier=4.0"]
 RECALIBRATED = ["recalibration={epsilon=2.0, rounds=2, steps=4, fraction=0.2}"]
 
@@ -203,8 +205,9 @@ def test_run_with_too_few_of_its_sites_loses_nothing_and_waits_for_all_though_fe
 def test_checkpoint_of_another_scenario_is_refused(federation) -> None:
     run = federation()
     cut_after(run, len(run.scenario.sites) + 5)
-    other = federation("seed=9")
-    refused("another scenario", other.run)
+    refused("holds a run that has begun: give another folder", federation, "seed=9")
+    run.scenario = run.scenario.model_copy(update={"seed": 9})
+    refused("another scenario", run.run)
 
 
 def written_bytes() -> int:
@@ -231,8 +234,8 @@ def test_bytes_of_a_round_do_not_grow_with_the_rounds(
     federation(f"training={{rounds={ROUNDS}, steps_per_round=1, burn_in=0, thinning=1}}").run()
     # Warnings come with the first round and the last.
     per_round = written[2:ROUNDS]
-    # A number may have more digits than in an earlier round.
-    assert max(per_round) - min(per_round) < 0.05 * per_round[0], per_round
+    # A round writes whole pages of the store, which are more or less full.
+    assert max(per_round) - min(per_round) < 3 * PAGE, per_round
 
 
 def test_rows_of_a_round_that_was_not_stored_are_dropped(federation, unbroken, monkeypatch) -> None:
