@@ -19,7 +19,7 @@ from fl_dpbayes.models import (
     reproducible_branch,
 )
 from fl_dpbayes.models.processor import processor
-from fl_dpbayes.samplers import checked_gradient_shape, summed_cross_entropy, wanted_rows
+from fl_dpbayes.samplers import Workload, checked_gradient_shape, summed_cross_entropy, wanted_rows
 
 # Of a usual plan.
 BATCH_SIZE = 256
@@ -41,10 +41,15 @@ def pass_findings(path: Path, site_file: SiteFile) -> Iterator[Finding]:
     device = compute_device(site_file)
     module = build_model(LogisticModel(), task, 0, None).to(device)
     rows = wanted_rows(module, "book_keeping", BATCH_SIZE)
+    workload = Workload(
+        module=module,
+        way="book_keeping",
+        input_shape=task.input_shape,
+        target_type=torch.int64,
+        loss=summed_cross_entropy,
+    )
     try:
-        shape = checked_gradient_shape(
-            module, "book_keeping", task.input_shape, torch.int64, summed_cross_entropy, rows
-        )
+        shape = checked_gradient_shape(workload, rows)
     except RowsDependError as error:
         yield failed("arithmetic", str(error))
     else:

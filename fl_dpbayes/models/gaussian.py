@@ -172,21 +172,6 @@ def _box_muller(
     out[pairs:] *= radius[:second_half]
 
 
-def on_device(key: bytes, device: torch.device, first: int, numbers: int) -> torch.Tensor:
-    """Draw numbers of the key's stream with torch alone.
-
-    Args:
-        key: 32 bytes.
-        device: Where to draw.
-        first: Number of the part from which on.
-        numbers: How many.
-
-    Returns:
-        Shape (numbers,), float32.
-    """
-    return _drawn_from(key, device, firsts=[first], numbers=numbers)[0]
-
-
 def _on_device_together(
     key: bytes, device: torch.device, draws: Iterable[tuple[int, int]]
 ) -> Iterator[torch.Tensor]:
@@ -200,13 +185,23 @@ def _on_device_together(
         draws_at_once = max(1, _PARTS_AT_ONCE // -(-numbers // PART))
         for start in range(0, len(firsts), draws_at_once):
             some_firsts = firsts[start : start + draws_at_once]
-            yield from _drawn_from(key, device, firsts=some_firsts, numbers=numbers)
+            yield from on_device(key, device, firsts=some_firsts, numbers=numbers)
 
 
-def _drawn_from(
+def on_device(
     key: bytes, device: torch.device, *, firsts: Sequence[int], numbers: int
 ) -> torch.Tensor:
-    """Return the numbers from each of these parts on, shape (len(firsts), numbers)."""
+    """Draw numbers of the key's stream with torch alone.
+
+    Args:
+        key: 32 bytes.
+        device: Where to draw.
+        firsts: Numbers of the parts from which on.
+        numbers: How many from each.
+
+    Returns:
+        Shape (len(firsts), numbers), float32.
+    """
     full_parts, remainder = divmod(numbers, PART)
     starts = moved(np.array(firsts, np.int64), device)
     pieces = []

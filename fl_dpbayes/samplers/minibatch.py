@@ -36,6 +36,7 @@ from fl_dpbayes.samplers.gradients.engine import gradient_engine
 from fl_dpbayes.samplers.gradients.loss import RecordLoss, loss_name, summed_cross_entropy
 from fl_dpbayes.samplers.gradients.pass_shape import (
     Way,
+    Workload,
     checked_gradient_shape,
     fitted_rows,
     rounding_eta,
@@ -200,36 +201,24 @@ class BatchGradient:
     def _choose_passes(self, units: int) -> GradientPasses:
         engine = gradient_engine(self._module, self._features.shape[1:])
         way: Way = "vmap" if self._materialises else engine.name
+        workload = Workload(
+            module=self._module,
+            way=way,
+            input_shape=tuple(self._features.shape[1:]),
+            target_type=self._targets.dtype,
+            loss=self._loss,
+        )
         rows = wanted_rows(
             self._module, way, expected_batch_size=self._privacy.sampling_rate * units
         )
-        input_shape = self._features.shape[1:]
-        target_type = self._targets.dtype
         if way == "book_keeping":
-            rows = fitted_rows(
-                self._module, input_shape, targets=target_type, loss=self._loss, rows=rows
-            )
+            rows = fitted_rows(workload, rows)
         if self._privacy.clip_norm is None:
             shape = PassShape("gradients", wanted=rows, rows=rows)
             eta = 0.0
         else:
-            shape = checked_gradient_shape(
-                self._module,
-                way,
-                input_shape=input_shape,
-                targets=target_type,
-                loss=self._loss,
-                rows=rows,
-            )
-            eta = rounding_eta(
-                self._module,
-                way,
-                input_shape=input_shape,
-                targets=target_type,
-                loss=self._loss,
-                rows=shape.rows,
-                units=units,
-            )
+            shape = checked_gradient_shape(workload, rows)
+            eta = rounding_eta(workload, rows=shape.rows, units=units)
         return GradientPasses(way=way, clipped_sum=engine.clipped_sum, shape=shape, eta=eta)
 
     def _known_input_lengths(self, features: npt.NDArray[np.float32]) -> torch.Tensor | None:

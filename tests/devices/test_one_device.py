@@ -252,7 +252,7 @@ def test_noise_is_made_on_the_device_from_the_numbers_of_the_host() -> None:
     with pretended() as log:
         found = next(normal_vectors(np.random.default_rng(2), 40_001, 1, torch.device("cuda")))
         assert found.device == CUDA
-        assert on_device(bytes(32), torch.device("cuda"), 0, 5).device == CUDA
+        assert on_device(bytes(32), torch.device("cuda"), firsts=[0], numbers=5).device == CUDA
         # Eight numbers of the key and four of the cipher, for the vector and for the five.
         assert [each for each in log.moves if each[1] > 12] == []
         found = found.cpu()

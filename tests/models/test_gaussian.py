@@ -44,7 +44,9 @@ def test_device_cipher_is_the_library_s_bit_for_bit() -> None:
 def test_device_draws_what_the_host_draws(monkeypatch, device: str, numbers: int) -> None:
     monkeypatch.setattr(gaussian, "_PARTS_AT_ONCE", 2)
     on_host = gaussian._Host(bytes(range(32)), numbers)(7, numbers)
-    found = gaussian.on_device(bytes(range(32)), torch.device(device), 7, numbers).cpu()
+    found = gaussian.on_device(bytes(range(32)), torch.device(device), firsts=[7], numbers=numbers)[
+        0
+    ].cpu()
     torch.testing.assert_close(found, on_host, rtol=1e-6, atol=1e-6)
 
 

@@ -27,6 +27,7 @@ from fl_dpbayes.samplers.gradients import (
 )
 from fl_dpbayes.samplers.gradients.loss import mean_over_draws, summed_cross_entropy
 from fl_dpbayes.samplers.gradients.pass_shape import (
+    Workload,
     checked_gradient_shape,
     fitted_rows,
     rounding_eta,
@@ -191,7 +192,8 @@ def layers_of(name, part, labels):
 def test_a_record_has_the_same_bits_at_every_place_beside_every_neighbour(name, wanted) -> None:
     build, settings, _ = ENGINES[name]
     loss = settings.get("loss", summed_cross_entropy)
-    shape = checked_gradient_shape(build(), "book_keeping", SHAPE, torch.int64, loss, wanted)
+    workload = Workload(build(), "book_keeping", SHAPE, torch.int64, loss)
+    shape = checked_gradient_shape(workload, wanted)
     rows = shape.rows
     assert rows in chosen_of(wanted)
     features = torch.randn((rows, *SHAPE), generator=torch.Generator().manual_seed(0))
@@ -248,10 +250,8 @@ def test_rows_follow_from_declared_numbers_alone() -> None:
     wide = nn.Linear(2**20, 1)
     assert wanted_rows(wide, "vmap", 500) == 1
     mapped = nn.Sequential(nn.Conv1d(64, 512, 9), nn.Flatten(), nn.Linear(512 * 24, 3))
-    assert [
-        fitted_rows(mapped, (64, 32), torch.int64, summed_cross_entropy, rows)
-        for rows in (64, 1088)
-    ] == [64, 128]
+    workload = Workload(mapped, "book_keeping", (64, 32), torch.int64, summed_cross_entropy)
+    assert [fitted_rows(workload, rows) for rows in (64, 1088)] == [64, 128]
 
 
 @pytest.mark.parametrize(
@@ -272,7 +272,8 @@ def test_rounding_of_a_sum_is_far_below_eta_and_eta_is_tiny(first) -> None:
         exact += book_keeping.clipped_sum(
             module, record[None], label[None], clip_norm=0.5
         ).total.numpy()
-    eta = rounding_eta(module, "book_keeping", SHAPE, torch.int64, summed_cross_entropy, 64, 300)
+    workload = Workload(module, "book_keeping", SHAPE, torch.int64, summed_cross_entropy)
+    eta = rounding_eta(workload, rows=64, units=300)
     assert float(np.linalg.norm((found - exact).astype(np.float64))) <= eta * 0.5 / 100
     assert eta <= 2e-5
 

@@ -5,6 +5,7 @@ The derivation of eta is in docs/sensitivity.md.
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -47,6 +48,25 @@ _ROUNDING = 2.0**-53
 _MOST_BYTES = 3 * 2**28
 
 
+@dataclass(frozen=True)
+class Workload:
+    """Whose gradients the passes of a run compute, and how.
+
+    Attributes:
+        module: What is trained.
+        way: The engine.
+        input_shape: Of one record.
+        target_type: int64 for classes, float32 for values.
+        loss: Whose gradient is clipped.
+    """
+
+    module: nn.Module
+    way: Way
+    input_shape: tuple[int, ...]
+    target_type: torch.dtype
+    loss: RecordLoss
+
+
 def wanted_rows(module: nn.Module, way: Way, expected_batch_size: float) -> int:
     """Choose how many rows every pass shall have.
 
@@ -70,31 +90,23 @@ def wanted_rows(module: nn.Module, way: Way, expected_batch_size: float) -> int:
     return ROWS // 4
 
 
-def fitted_rows(
-    module: nn.Module, input_shape: Sequence[int], targets: torch.dtype, loss: RecordLoss, rows: int
-) -> int:
+def fitted_rows(workload: Workload, rows: int) -> int:
     """Lower the rows of a pass by book-keeping until its gradients take at most 768 MiB.
 
     Counted are products or formed gradients, Gram matrices of L x L positions, and copies of mapped
     gradients.
 
     Args:
-        module: What is trained.
-        input_shape: Of one record.
-        targets: int64 for classes, float32 for values.
-        loss: Whose gradient is clipped.
+        workload: By book-keeping.
         rows: How many are wanted.
 
     Returns:
         `rows`, or a multiple of 32, or 16, or 1.
     """
-    probe, features, labels = _made_up_records(
-        module, rows=1, input_shape=input_shape, targets=targets
-    )
-    layers = per_layer_gradients(probe, features, targets=labels, loss=loss)
+    layers = _gradients_of_one_record(workload)
     gradient_bytes = sum(values.nbytes for layer in layers for values in layer.rows)
     gram_bytes = sum(map(_gram_bytes, layers))
-    mapped = [layer for layer in trained_layers(module) if not has_shortcut(layer)]
+    mapped = [layer for layer in trained_layers(workload.module) if not has_shortcut(layer)]
     copy_bytes = 16 * sum(value.numel() for layer in mapped for value in layer.parameters())
     most = _MOST_BYTES // (gradient_bytes + gram_bytes + copy_bytes)
     if most >= ROWS // 2:
@@ -112,22 +124,11 @@ def _gram_bytes(layer: LayerGradients) -> int:
     return 24 * shape[1] * shape[2] ** 2
 
 
-def checked_gradient_shape(
-    module: nn.Module,
-    way: Way,
-    input_shape: Sequence[int],
-    targets: torch.dtype,
-    loss: RecordLoss,
-    rows: int,
-) -> PassShape:
+def checked_gradient_shape(workload: Workload, rows: int) -> PassShape:
     """Check on synthetic rows that a pass computes each record's gradient by itself.
 
     Args:
-        module: What is trained.
-        way: The engine.
-        input_shape: Of one record.
-        targets: int64 for classes, float32 for values.
-        loss: Whose gradient is clipped.
+        workload: What a pass computes.
         rows: How many are wanted.
 
     Returns:
@@ -139,39 +140,35 @@ def checked_gradient_shape(
     """
 
     def trials(shape: PassShape) -> Iterator[Trial]:
-        for drawn in drawn_modules(module):
-            probe, features, labels = _made_up_records(
-                drawn, rows=shape.rows, input_shape=input_shape, targets=targets
-            )
+        for drawn in drawn_modules(workload.module):
+            drawn_workload = replace(workload, module=drawn)
+            probe, features, targets = _made_up_records(drawn_workload, rows=shape.rows)
 
             def results(
                 part: Tensor, part_targets: Tensor, probe: nn.Module = probe
             ) -> list[Tensor]:
-                return _row_results(
-                    probe,
-                    way,
+                layers = _gradients_of_pass(
+                    replace(workload, module=probe),
                     features=part,
                     targets=part_targets,
-                    loss=loss,
                     products=shape.products,
                 )
+                return [values for layer in layers for values in layer.rows]
 
-            yield Trial(results=results, features=features, targets=labels)
+            yield Trial(results=results, features=features, targets=targets)
 
-    key = (way, structure(module), tuple(input_shape), targets, loss_name(loss))
+    key = (
+        workload.way,
+        structure(workload.module),
+        workload.input_shape,
+        workload.target_type,
+        loss_name(workload.loss),
+    )
     wanted = PassShape("gradients", wanted=rows, rows=rows)
     return checked_shape(key, wanted=wanted, trials=trials)
 
 
-def rounding_eta(
-    module: nn.Module,
-    way: Way,
-    input_shape: Sequence[int],
-    targets: torch.dtype,
-    loss: RecordLoss,
-    rows: int,
-    units: int,
-) -> float:
+def rounding_eta(workload: Workload, rows: int, units: int) -> float:
     """Return eta: how far rounding moves a sum between neighbouring data sets, over C'.
 
         eta = 2 u m ((P + 4) L kappa + K),    u = 2^-53,    m = 2 n,    K = ceil(m / P)
@@ -181,11 +178,7 @@ def rounding_eta(
     thanks to the allowance in the norm.
 
     Args:
-        module: What is trained.
-        way: The engine.
-        input_shape: Of one record.
-        targets: int64 for classes, float32 for values.
-        loss: Whose gradient is clipped.
+        workload: What a pass computes.
         rows: P, the rows of every pass.
         units: n, as declared.
 
@@ -196,13 +189,7 @@ def rounding_eta(
         UserError: eta exceeds 0.001.
     """
     # L kappa.
-    terms = 1.0
-    if way == "book_keeping":
-        probe, features, labels = _made_up_records(
-            module, rows=1, input_shape=input_shape, targets=targets
-        )
-        layers = per_layer_gradients(probe, features, targets=labels, loss=loss)
-        terms = max(layer.terms for layer in layers)
+    terms = max(layer.terms for layer in _gradients_of_one_record(workload))
     most_units = _REAL_PER_DECLARED * units
     pieces = math.ceil(most_units / rows)
     eta = 2 * _ROUNDING * most_units * ((rows + 4) * terms + pieces)
@@ -214,39 +201,34 @@ def rounding_eta(
     return eta
 
 
-def _made_up_records(
-    module: nn.Module, rows: int, input_shape: Sequence[int], targets: torch.dtype
-) -> tuple[nn.Module, Tensor, Tensor]:
+def _gradients_of_one_record(workload: Workload) -> Sequence[LayerGradients]:
+    probe, features, targets = _made_up_records(workload, rows=1)
+    drawn = replace(workload, module=probe)
+    return _gradients_of_pass(drawn, features=features, targets=targets, products="plain")
+
+
+def _made_up_records(workload: Workload, rows: int) -> tuple[nn.Module, Tensor, Tensor]:
     """Return the module with its draws, and synthetic inputs and targets."""
     generator = torch.Generator().manual_seed(rows)
-    parameter = next(iter(trainable_parameters(module).values()))
-    features = torch.randn((rows, *input_shape), generator=generator).to(parameter)
-    probe, inputs = resampled(module, features, np.random.default_rng(rows))
-    if targets.is_floating_point:
-        values = torch.randn(rows, generator=generator)
-        return probe, inputs, values.to(parameter.device, targets)
-    with torch.no_grad():
-        classes = probe(inputs).shape[-1]
-    labels = torch.randint(classes, (rows,), generator=generator)
-    return probe, inputs, labels.to(parameter.device, targets)
+    parameter = next(iter(trainable_parameters(workload.module).values()))
+    features = torch.randn((rows, *workload.input_shape), generator=generator).to(parameter)
+    probe, inputs = resampled(workload.module, features, np.random.default_rng(rows))
+    if workload.target_type.is_floating_point:
+        targets = torch.randn(rows, generator=generator)
+    else:
+        with torch.no_grad():
+            classes = probe(inputs).shape[-1]
+        targets = torch.randint(classes, (rows,), generator=generator)
+    return probe, inputs, targets.to(parameter.device, workload.target_type)
 
 
-def _row_results(
-    module: nn.Module,
-    way: Way,
-    features: Tensor,
-    targets: Tensor,
-    loss: RecordLoss,
-    products: Products,
-) -> list[Tensor]:
-    """Compute a pass as training does, and return all that it has of each row."""
-    chain = None if way == "vmap" else dense_chain(module)
+def _gradients_of_pass(
+    workload: Workload, features: Tensor, targets: Tensor, products: Products
+) -> Sequence[LayerGradients]:
+    """Compute a pass as training does."""
+    chain = None if workload.way == "vmap" else dense_chain(workload.module)
     if chain is not None:
-        chain_layers = chain.gradients(
-            features, targets, loss=loss, lengths=None, products=products
-        )
-        return [values for layer in chain_layers for values in layer.rows]
-    compute = vmap.per_layer_gradients if way == "vmap" else per_layer_gradients
+        return chain.gradients(features, targets, loss=workload.loss, products=products)
+    compute = vmap.per_layer_gradients if workload.way == "vmap" else per_layer_gradients
     with computing(products):
-        layers = compute(module, features, targets, loss)
-    return [values for layer in layers for values in layer.rows]
+        return compute(workload.module, features, targets, workload.loss)
