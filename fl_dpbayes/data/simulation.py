@@ -5,6 +5,7 @@ import json
 import math
 import uuid
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from fl_dpbayes.config import (
     ModuleModel,
     Policy,
     PublicFile,
+    RunWarning,
     Scenario,
     Selection,
     SiteFile,
@@ -36,6 +38,8 @@ from fl_dpbayes.data.virtual_sites import PlannedSite, SitePlan, dealt_sites
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.files import (
     JOURNAL_FILE,
+    LEFT_OUT,
+    Config,
     Journal,
     JournalMark,
     file_entry,
@@ -44,12 +48,29 @@ from fl_dpbayes.files import (
 )
 from fl_dpbayes.models import build_model, model_input_shape, model_shapes, stored_weights
 from fl_dpbayes.models.frozen_body import frozen_body
+from fl_dpbayes.privacy import Part
 
 SITES_FOLDER = "sites"
 TRACES_FOLDER = "traces"
 SCENARIO_FILE = "scenario.toml"
 PARTITION_FILE = "partition.json"
 BASELINES_FILE = "baselines.json"
+
+
+class PartitionRecord(Config):
+    """How a simulation dealt its records, as `partition.json` holds it.
+
+    Attributes:
+        label_total_variation: As of `SitePlan`.
+        feature_total_variation: As of `SitePlan`.
+        warnings: As of `SitePlan`.
+        units: Site -> part -> number of privacy units.
+    """
+
+    label_total_variation: float
+    feature_total_variation: Annotated[float | None, LEFT_OUT] = None
+    warnings: tuple[RunWarning, ...]
+    units: dict[str, dict[Part, int]]
 
 
 def plan_sites(scenario: Scenario, data_dir: Path | None) -> SitePlan:
@@ -154,7 +175,7 @@ def prepare_simulation(
     with written(run_folder):
         sites_folder.mkdir(parents=True, exist_ok=True)
     write_scenario(scenario, run_folder / SCENARIO_FILE)
-    partition = _partition_summary(plan)
+    partition = _partition_record(plan).model_dump(mode="json")
     write_atomically(run_folder / PARTITION_FILE, json.dumps(partition, indent=2) + "\n")
     digits = max(2, len(str(len(plan.sites) - 1)))
     paths = []
@@ -178,21 +199,26 @@ def prepare_simulation(
     return paths
 
 
-def _partition_summary(plan: SitePlan) -> dict[str, object]:
-    """Say in JSON values how the records were dealt; the order of the keys is the file's."""
-    summary: dict[str, object] = {"label_total_variation": plan.label_total_variation}
-    if plan.feature_total_variation is not None:
-        summary["feature_total_variation"] = plan.feature_total_variation
-    summary["warnings"] = [warning.model_dump(mode="json") for warning in plan.warnings]
-    summary["units"] = {
-        site.name: {
-            "train": site.train_units,
-            "test": site.test_units,
-            "recalibration": site.recalibration_units,
-        }
-        for site in plan.sites
-    }
-    return summary
+def read_partition(run_folder: Path) -> PartitionRecord:
+    """Read how the records of a run were dealt."""
+    text = (run_folder / PARTITION_FILE).read_text(encoding="utf-8")
+    return PartitionRecord.model_validate_json(text)
+
+
+def _partition_record(plan: SitePlan) -> PartitionRecord:
+    return PartitionRecord(
+        label_total_variation=plan.label_total_variation,
+        feature_total_variation=plan.feature_total_variation,
+        warnings=plan.warnings,
+        units={
+            site.name: {
+                "train": site.train_units,
+                "test": site.test_units,
+                "recalibration": site.recalibration_units,
+            }
+            for site in plan.sites
+        },
+    )
 
 
 def run_identifier(scenario: Scenario) -> str:
