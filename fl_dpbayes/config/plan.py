@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     Field,
@@ -183,45 +183,46 @@ class NoPrivacyPlan(Config):
             )
 
 
-Plan = TypeVar("Plan", PrivacyPlan, NoPrivacyPlan)
+# By whether the sampler is private.
+PRIVACY_RECORDS: dict[bool, type[PrivacyPlan | NoPrivacyPlan]] = {
+    True: PrivacyPlan,
+    False: NoPrivacyPlan,
+}
 
 
 def _privacy_of_sampler(
     value: Any, read_either: ValidatorFunctionWrapHandler, info: ValidationInfo
 ) -> PrivacyPlan | NoPrivacyPlan:
-    """Read the privacy of a run, which is private where its sampler is."""
+    """Read the privacy of a run, which is private where its sampler is.
+
+    Keys that only the other record has are refused by the sampler that does not have them.
+    """
     sampler = info.data.get("sampler")
     if sampler is None:
         # The whole record is refused for its sampler.
         return read_either(value)
-    if sampler.is_private:
-        return _read_privacy(value, sampler, PrivacyPlan, NoPrivacyPlan)
-    return _read_privacy(value, sampler, NoPrivacyPlan, PrivacyPlan)
-
-
-def _read_privacy(
-    value: Any, sampler: Sampler, record: type[Plan], other_record: type[Config]
-) -> Plan:
-    """Read a record, and refuse the keys of the other by the sampler that does not have them."""
+    record = PRIVACY_RECORDS[sampler.is_private]
+    other_record = PRIVACY_RECORDS[not sampler.is_private]
     state = "private" if sampler.is_private else "not private"
     if isinstance(value, other_record):
         value = value.model_dump(exclude_unset=True)
-    if isinstance(value, Mapping):
-        if "kind" in value:
-            raise ValueError(
-                f"remove the key kind: sampler.kind {sampler.kind!r} says that the run is {state}"
-            )
-        other_keys = other_record.model_fields.keys() - record.model_fields.keys()
-        misplaced = [key for key in value if key in other_keys]
-        if misplaced:
-            remedy = f"remove {', '.join(misplaced)}"
-            other_kind = sampler.algorithm
-            if not sampler.is_private:
-                remedy += " if nothing is to be protected"
-                other_kind = f"dp-{sampler.algorithm}"
-            raise ValueError(
-                f"sampler.kind {sampler.kind!r} is {state}: choose {other_kind!r}, or {remedy}"
-            )
+    keys = value if isinstance(value, Mapping) else {}
+    if "kind" in keys:
+        raise ValueError(
+            f"remove the key kind: sampler.kind {sampler.kind!r} says that the run is {state}"
+        )
+    other_keys = other_record.model_fields.keys() - record.model_fields.keys()
+    misplaced = [key for key in keys if key in other_keys]
+    if misplaced:
+        other_kind = sampler.algorithm
+        condition = ""
+        if not sampler.is_private:
+            other_kind = f"dp-{sampler.algorithm}"
+            condition = " if nothing is to be protected"
+        raise ValueError(
+            f"sampler.kind {sampler.kind!r} is {state}: choose {other_kind!r}, or remove "
+            f"{', '.join(misplaced)}{condition}"
+        )
     return record.model_validate(value)
 
 

@@ -15,7 +15,6 @@ from pydantic_core import CoreSchema, core_schema
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.files import Config
 
-PACKAGE_NAME = "fl_dpbayes"
 SAMPLER_GROUP = "fl_dpbayes.samplers"
 RULE_GROUP = "fl_dpbayes.rules"
 SOURCE_GROUP = "fl_dpbayes.sources"
@@ -57,7 +56,6 @@ class Registry:
         self._group = group
         self._switch = switch
         self._is_loaded = False
-        self._adapter: TypeAdapter[Choice] | None = None
 
     def register(self, record: Record) -> Record:
         """Add a record under each of its kinds, and return it.
@@ -70,7 +68,9 @@ class Registry:
             UserError: It is no such class, or another record has one of its kinds.
         """
         is_record = isinstance(record, type) and issubclass(record, self._base)
-        if not is_record or not (record.implemented_by or _is_of_this_package(record)):
+        if not is_record or not (
+            record.implemented_by or record.__module__.startswith("fl_dpbayes.")
+        ):
             raise UserError(
                 f"{record!r} is no subclass of {self._base.__name__} with implemented_by, the "
                 "module of its code"
@@ -85,8 +85,8 @@ class Registry:
                     f"{record.__name__} takes the name {kind!r}, which is another's: give it a "
                     "kind of its own"
                 )
-        self.records |= dict.fromkeys(kinds_of(record), record)
-        self._adapter = None
+        # Another thread may be reading the dictionary.
+        self.records = self.records | dict.fromkeys(kinds_of(record), record)
         return record
 
     def loaded(self) -> dict[str, type[Choice]]:
@@ -106,20 +106,18 @@ class Registry:
         self, source: object, handler: GetCoreSchemaHandler
     ) -> CoreSchema:
         # What is registered later is read too; only a schema's reader does not see it.
-        schema = handler.generate_schema(self._union())
+        schema = handler.generate_schema(_choice(self._distinct(), self._switch))
         return core_schema.with_info_plain_validator_function(
             self._read, json_schema_input_schema=schema
         )
 
     def _read(self, value: Any, info: ValidationInfo) -> Choice:
         self.loaded()
-        if self._adapter is None:
-            self._adapter = TypeAdapter(self._union())
-        return self._adapter.validate_python(value, context=info.context)
+        reader = _reader(self._distinct(), self._switch)
+        return reader.validate_python(value, context=info.context)
 
-    def _union(self) -> Any:
-        records: Any = Union[tuple(dict.fromkeys(self.records.values()))]  # noqa: UP007
-        return Annotated[records, Field(discriminator=self._switch)]
+    def _distinct(self) -> tuple[type[Choice], ...]:
+        return tuple(dict.fromkeys(self.records.values()))
 
 
 def kinds_of(record: type[BaseModel]) -> tuple[str, ...]:
@@ -138,8 +136,14 @@ def registered_modules() -> tuple[str, ...]:
     return tuple(sorted({point.module for point in points}))
 
 
-def _is_of_this_package(record: type[Choice]) -> bool:
-    return record.__module__.partition(".")[0] == PACKAGE_NAME
+def _choice(records: tuple[type[Choice], ...], switch: str) -> Any:
+    union: Any = Union[records]  # noqa: UP007
+    return Annotated[union, Field(discriminator=switch)]
+
+
+@lru_cache
+def _reader(records: tuple[type[Choice], ...], switch: str) -> TypeAdapter[Choice]:
+    return TypeAdapter(_choice(records, switch))
 
 
 def _register_point(point: EntryPoint, register: Callable[[Any], object]) -> None:

@@ -15,6 +15,7 @@ from fl_dpbayes.data.simulation import (
     check_task,
     plan_sites,
     prepare_simulation,
+    read_partition,
     run_identifier,
 )
 from fl_dpbayes.data.site import (
@@ -71,6 +72,7 @@ __all__ = [
     "plan_sites",
     "prepare_simulation",
     "prepared",
+    "read_partition",
     "read_public_records",
     "recalibration_units",
     "run_identifier",

@@ -5,6 +5,7 @@ import json
 import math
 import uuid
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from fl_dpbayes.config import (
     ModuleModel,
     Policy,
     PublicFile,
+    RunWarning,
     Scenario,
     Selection,
     SiteFile,
@@ -34,9 +36,10 @@ from fl_dpbayes.data.site import most_declared, most_in_part
 from fl_dpbayes.data.site_ledger import prepare_simulated_ledger
 from fl_dpbayes.data.virtual_sites import PlannedSite, SitePlan, dealt_sites
 from fl_dpbayes.errors import UserError
-from fl_dpbayes.files import RunStore, file_sha256, written
+from fl_dpbayes.files import LEFT_OUT, Config, RunStore, file_sha256, written
 from fl_dpbayes.models import build_model, model_input_shape, model_shapes, stored_weights
 from fl_dpbayes.models.frozen_body import frozen_body
+from fl_dpbayes.privacy import Part
 
 SITES_FOLDER = "sites"
 TRACES_FOLDER = "traces"
@@ -44,6 +47,22 @@ SCENARIO_FILE = "scenario.toml"
 # Keys of entries in a run's store.
 PARTITION = "partition"
 BASELINES = "baselines"
+
+
+class PartitionRecord(Config):
+    """How a simulation dealt its records, as the run's store holds it.
+
+    Attributes:
+        label_total_variation: As of `SitePlan`.
+        feature_total_variation: As of `SitePlan`.
+        warnings: As of `SitePlan`.
+        units: Site -> part -> number of privacy units.
+    """
+
+    label_total_variation: float
+    feature_total_variation: Annotated[float | None, LEFT_OUT] = None
+    warnings: tuple[RunWarning, ...]
+    units: dict[str, dict[Part, int]]
 
 
 def plan_sites(scenario: Scenario, data_dir: Path | None) -> SitePlan:
@@ -156,8 +175,8 @@ def prepare_simulation(
         write_scenario(scenario, run_folder / SCENARIO_FILE)
         paths = _write_sites(scenario, plan, sites_folder, cache_folder)
         scenario_digest = file_sha256(run_folder / SCENARIO_FILE)
-        content = {PARTITION: _partition_summary(plan), "files": {SCENARIO_FILE: scenario_digest}}
-        store.append(**content)
+        partition = _partition_record(plan).model_dump(mode="json")
+        store.append(**{PARTITION: partition, "files": {SCENARIO_FILE: scenario_digest}})
     return paths
 
 
@@ -184,21 +203,26 @@ def _write_sites(
     return paths
 
 
-def _partition_summary(plan: SitePlan) -> dict[str, object]:
-    """Say in JSON values how the records were dealt; the order of the keys is the file's."""
-    summary: dict[str, object] = {"label_total_variation": plan.label_total_variation}
-    if plan.feature_total_variation is not None:
-        summary["feature_total_variation"] = plan.feature_total_variation
-    summary["warnings"] = [warning.model_dump(mode="json") for warning in plan.warnings]
-    summary["units"] = {
-        site.name: {
-            "train": site.train_units,
-            "test": site.test_units,
-            "recalibration": site.recalibration_units,
-        }
-        for site in plan.sites
-    }
-    return summary
+def read_partition(run_folder: Path) -> PartitionRecord:
+    """Read how the records of a run were dealt."""
+    with RunStore.open(run_folder, to_read=True) as store:
+        return PartitionRecord.model_validate(store.latest(PARTITION))
+
+
+def _partition_record(plan: SitePlan) -> PartitionRecord:
+    return PartitionRecord(
+        label_total_variation=plan.label_total_variation,
+        feature_total_variation=plan.feature_total_variation,
+        warnings=plan.warnings,
+        units={
+            site.name: {
+                "train": site.train_units,
+                "test": site.test_units,
+                "recalibration": site.recalibration_units,
+            }
+            for site in plan.sites
+        },
+    )
 
 
 def run_identifier(scenario: Scenario) -> str:

@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 
 from fl_dpbayes.config import Resources, Scenario, counted, import_apps
-from fl_dpbayes.data import PARTITION, SITES_FOLDER, SitePlan, plan_sites, prepare_simulation
+from fl_dpbayes.data import SITES_FOLDER, SitePlan, plan_sites, prepare_simulation, read_partition
 from fl_dpbayes.engine.baselines import write_baselines
 from fl_dpbayes.engine.flower_engine import run_flower
 from fl_dpbayes.engine.inline_engine import run_inline
@@ -218,10 +218,11 @@ def _print_start(scenario: Scenario, engine: str, folder: Path, console: Console
     if not scenario.sampler.is_private:
         text = f"NOT PRIVATE: sampler.kind is {scenario.sampler.kind!r}, epsilon is infinite"
         console.print(text, style="bold red")
-    with RunStore.open(folder, to_read=True) as store:
-        units = store.latest(PARTITION)["units"]
+    partition = read_partition(folder)
     training_units = {
-        name: units[name]["train"] for name, site in scenario.sites.items() if site.role == "train"
+        name: partition.units[name]["train"]
+        for name, site in scenario.sites.items()
+        if site.role == "train"
     }
     warning = weak_budget(scenario, training_units)
     if warning:

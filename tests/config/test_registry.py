@@ -28,7 +28,6 @@ class Taken(SamplerSettings):
 def shipped_alone(monkeypatch):
     SAMPLERS.loaded()
     monkeypatch.setattr(SAMPLERS, "records", dict(SAMPLERS.records))
-    monkeypatch.setattr(SAMPLERS, "_adapter", None)
 
 
 def test_registered_sampler_is_read_and_listed_with_the_others() -> None:
