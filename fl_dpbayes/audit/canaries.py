@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from fl_dpbayes.audit.canary_site import CanaryRecords, write_canary_site
 from fl_dpbayes.audit.plans import own_plan
-from fl_dpbayes.audit.reading import Course, Steps, read_steps, record
+from fl_dpbayes.audit.reading import Course, Recording, read_steps, record
 from fl_dpbayes.audit.requests import Stretch
 from fl_dpbayes.config import FLAT, SGLD, GaussianPrior, LogisticModel, Scenario, Task, TrainingPlan
 from fl_dpbayes.privacy import GaussianEvent, gdp_mu, solve_plan
@@ -129,7 +129,7 @@ def audit_canaries(
     course = Course(site=site, model=LogisticModel(), plan=plan, run=1)
     recording = record(course, {"parameters": start}, Stretch(1, first_step=0, steps=steps))
     reply = recording.reply
-    scores = _scores(read_steps([recording]), plan=plan, canaries=sizes.canaries, length=length)
+    scores = _scores(recording, canaries=sizes.canaries, length=length)
     certified = plan.privacy.sampling_rate == 1
     # A proof needs a threshold that was fixed beforehand. Under subsampling less noise than claimed
     # lowers all ratios together, and the middle of the scores follows them.
@@ -223,12 +223,13 @@ def _start_weights(
     return np.concatenate([weights, -weights, np.zeros(CLASSES)])
 
 
-def _scores(steps: Steps, plan: TrainingPlan, canaries: int, length: float) -> Array:
+def _scores(recording: Recording, canaries: int, length: float) -> Array:
     """Score how likely each canary was in, from the noisy sums of all steps."""
-    privacy = plan.privacy
-    noise_std = steps.noise_multipliers * privacy.noise_unit
+    privacy = recording.course.plan.privacy
+    noise_std = recording.noise_multipliers * privacy.noise_unit
+    sums = read_steps([recording]).sums
     # Behind the weights lie the biases.
-    weights = steps.sums[:, :-CLASSES].reshape(len(steps.sums), CLASSES, -1)[:, :, :canaries]
+    weights = sums[:, :-CLASSES].reshape(len(sums), CLASSES, -1)[:, :, :canaries]
     return statistics.log_likelihood_ratios(
         (weights[:, 0] - weights[:, 1]) * noise_std[:, None] / math.sqrt(2),
         signal=privacy.noise_unit * length / math.hypot(length, 1.0),

@@ -139,8 +139,10 @@ def law_questions(noise: Array, where: str) -> Questions:
     Returns:
         A question on the law and one on its tails.
     """
-    distance, tails = statistics.law_tests(noise, where)
-    return {"noise is normal": [distance], "noise is neither cut off nor of heavier tails": [tails]}
+    return {
+        "noise is normal": [statistics.distance_test(noise, where)],
+        "noise is neither cut off nor of heavier tails": [statistics.tail_test(noise, where)],
+    }
 
 
 def place_tests(noise: Array, place: str) -> Finding:

@@ -115,7 +115,7 @@ def audit_within(scenario: Scenario, folder: Path, generator: np.random.Generato
         Check(
             part=PART,
             what="a kept sample is the released state, to the last bit",
-            value=max(sample_differences),
+            value=float(np.max(sample_differences)),
             limit=0.0,
             finds="one bit",
         )
@@ -125,7 +125,7 @@ def audit_within(scenario: Scenario, folder: Path, generator: np.random.Generato
             Check(
                 part=PART,
                 what="momentum and moments in a state follow from its noisy sums",
-                value=max(moment_differences),
+                value=float(np.max(moment_differences)),
                 limit=LARGEST_MOMENT_DIFFERENCE,
                 finds=f"a difference of {LARGEST_MOMENT_DIFFERENCE:.0%}",
             )

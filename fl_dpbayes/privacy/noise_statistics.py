@@ -138,27 +138,19 @@ def size_scores(noise: Array) -> Array:
     return _normal_scores(1 - above, above)
 
 
-def law_tests(noise: Array, where: str) -> list[Finding]:
-    """Test that numbers are independent draws of N(0, 1).
-
-    One test is Kolmogorov and Smirnov's distance, of exact law. The other counts the numbers beyond
-    c_k, P(|N| > c_k) = 2^-k, which are Binomial(n, 2^-k): k from 1 to where one in 1,000 audits has
-    any. They find what is cut off or rounded coarsely, and tails that are heavier or lighter.
+def distance_test(noise: Array, where: str) -> Finding:
+    """Test that numbers are independent draws of N(0, 1), by Kolmogorov and Smirnov's distance.
 
     Args:
         noise: n numbers, of any shape.
         where: What they are, in words.
 
     Returns:
-        A finding of each test.
+        The finding; its law is exact.
 
     Source:
-        Simard and L'Ecuyer (2011) for the distance.
+        Simard and L'Ecuyer (2011).
     """
-    return [_distance_test(noise, where), _tail_test(noise, where)]
-
-
-def _distance_test(noise: Array, where: str) -> Finding:
     count = noise.size
 
     def effect(level: float) -> Effect:
@@ -170,7 +162,19 @@ def _distance_test(noise: Array, where: str) -> Finding:
     return Finding(probability=probability, where=f"{where}, all numbers", effect=effect)
 
 
-def _tail_test(noise: Array, where: str) -> Finding:
+def tail_test(noise: Array, where: str) -> Finding:
+    """Test that noise is neither cut off or rounded coarsely, nor of heavier or lighter tails.
+
+    The numbers beyond c_k, P(|N| > c_k) = 2^-k, are Binomial(n, 2^-k): k from 1 to where one in
+    1,000 audits has any.
+
+    Args:
+        noise: n numbers, of any shape.
+        where: What they are, in words.
+
+    Returns:
+        The joint finding.
+    """
     count = noise.size
     powers = np.arange(1, math.ceil(math.log2(count)) + 11)
     shares = 0.5**powers
