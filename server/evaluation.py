@@ -10,6 +10,7 @@ from flwr.app import ArrayRecord, Message, MessageType
 
 from fl_dpbayes.calibration import Evaluation
 from fl_dpbayes.config import roles_sharing_records, warning
+from fl_dpbayes.outcomes import outcome_of
 from fl_dpbayes.posterior import HospitalModel, PosteriorSamples
 from fl_dpbayes.protocol import (
     Arrays,
@@ -95,7 +96,7 @@ class EvaluationStage:
         )
         scenario = federation.scenario
         self.evaluation = Evaluation(
-            federation.roster.task.classes,
+            outcome_of(federation.roster.task.outcome).sums,
             roles_sharing_records(scenario.sites),
             seed=scenario.seed,
             max_records_per_unit=scenario.evaluation.max_records_per_unit,

@@ -52,7 +52,7 @@ def summarise_run(
     privacy = _privacy_rows(strategy, record)
     measured = _measured(strategy, partition)
     class_names: tuple[str, ...] = getattr(scenario.data.source, "class_names", ())
-    if len(class_names) != federation.roster.task.classes:
+    if len(class_names) != federation.roster.task.outcome.outputs:
         class_names = ()
     seeded = _seeded_sites(federation, record)
     convergence = _Convergence(strategy, record)

@@ -15,7 +15,16 @@ import torch
 
 from fl_dpbayes.audit.canary_site import CanaryRecords, write_canary_site
 from fl_dpbayes.audit.reading import Course, own_plan, train
-from fl_dpbayes.config import FLAT, SGLD, GaussianPrior, LogisticModel, Scenario, Task, TrainingPlan
+from fl_dpbayes.config import (
+    FLAT,
+    SGLD,
+    Classification,
+    GaussianPrior,
+    LogisticModel,
+    Scenario,
+    Task,
+    TrainingPlan,
+)
 from fl_dpbayes.models import model_shapes, prior_gradient
 from fl_dpbayes.privacy import GaussianEvent, gdp_mu, noise_of_steps, read_history, solve_plan
 from fl_dpbayes.privacy import audit_statistics as statistics
@@ -195,7 +204,7 @@ def _canary_records(included: npt.NDArray[np.bool_], silent: int, length: float)
     features[np.arange(len(canaries)), canaries] = length
     features[len(canaries) :, -1] = length
     return CanaryRecords(
-        task=Task(input_shape=(columns,), classes=2),
+        task=Task(input_shape=(columns,), outcome=Classification(classes=2)),
         features=features,
         labels=np.ones(len(features), np.int64),
         units=[f"unit-{number}" for number in range(len(features))],

@@ -111,7 +111,7 @@ def write_canary_site(
         units=np.array(records.units),
     )
     source = sources.Arrays(
-        path=archive, input_shape=records.task.input_shape, classes=records.task.classes
+        path=archive, input_shape=records.task.input_shape, classes=records.task.outcome.outputs
     )
     if policy is None:
         policy = willing()

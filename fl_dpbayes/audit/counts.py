@@ -20,7 +20,7 @@ from fl_dpbayes.audit.directions import named_directions, random_directions
 from fl_dpbayes.audit.gradients import model_features, start_vector, synthetic_records
 from fl_dpbayes.audit.low_bits import low_bit_questions
 from fl_dpbayes.calibration import COUNT, coarsen, recalibrate
-from fl_dpbayes.config import Scenario, Split, write_site_file
+from fl_dpbayes.config import Classification, Scenario, Split, write_site_file
 from fl_dpbayes.config import recalibration as config
 from fl_dpbayes.data import recalibration_units
 from fl_dpbayes.errors import UserError
@@ -159,7 +159,7 @@ def audit_counts(scenario: Scenario, folder: Path, generator: np.random.Generato
     by_top_label = {
         part: _by_top_label(parts.predictions[part], parts.labels[part]) for part in SHARES
     }
-    if scenario.data.source.task.classes == 2:
+    if scenario.data.source.task.outcome.is_event:
         by_class_1 = {
             part: _by_class_1(parts.predictions[part], parts.labels[part]) for part in SHARES
         }
@@ -250,7 +250,7 @@ def _choose_posterior(
         with torch.no_grad():
             probabilities = torch.softmax(module.double()(records), dim=1).numpy()
         binned = [probabilities.max(axis=1)]
-        if task.classes == 2:
+        if task.outcome.is_event:
             binned.append(probabilities[:, 1])
         if all(_in_distinct_bins(values) for values in binned):
             return vector, probabilities
@@ -512,7 +512,7 @@ def _descent_plan(
 
 def _gradient(section: config.Recalibration, probabilities: Array, label: int) -> Array:
     """Return the gradient of -log of the recalibrated probability at 0, by central differences."""
-    count = config.parameter_count(section.method, len(probabilities))
+    count = config.parameter_count(section.method, Classification(classes=len(probabilities)))
 
     def loss(parameters: Array) -> float:
         mapping = config.RecalibrationMap(

@@ -18,11 +18,11 @@ from flwr.app import Message as FlowerMessage
 from fl_dpbayes.audit import canary_site, declared
 from fl_dpbayes.audit.gradients import start_vector, synthetic_records
 from fl_dpbayes.audit.reading import loud_plan, own_plan
-from fl_dpbayes.calibration import empty, to_arrays
 from fl_dpbayes.config import PrivacyPlan, Scenario, Split, outside_text, write_site_file
 from fl_dpbayes.config import recalibration as config
 from fl_dpbayes.files import Message
 from fl_dpbayes.models import model_shapes
+from fl_dpbayes.outcomes import outcome_of
 from fl_dpbayes.privacy import planned_stretch
 from fl_dpbayes.privacy.audit_statistics import Check, correlation_tests, verdicts
 from fl_dpbayes.protocol import (
@@ -217,7 +217,7 @@ def _write_site(
     names = canary_site.unit_names(SHARES, count)
     units = [unit for part in SHARES for unit in names[part]]
     levels, _ = synthetic_records(task, generator, len(units))
-    labels = generator.integers(0, task.classes, len(units))
+    labels = task.outcome.made_up(generator, len(units))
     return canary_site.write_canary_site(
         folder,
         scenario,
@@ -346,7 +346,7 @@ def _posterior_exchanges(scenario: Scenario, parameters: Arrays, delta: float) -
         plan=descent_plan,
         first_step=0,
         steps=DESCENT_STEPS,
-        start=(0.0,) * config.parameter_count("vector", task.classes),
+        start=(0.0,) * config.parameter_count("vector", task.outcome),
     )
     exact = EvaluateRequest(
         run=f"{9:032x}",
@@ -361,8 +361,8 @@ def _posterior_exchanges(scenario: Scenario, parameters: Arrays, delta: float) -
     other_delta = noised.model_copy(update={"run": f"{10:032x}", "delta": delta / 2})
     table = ((config.ISOTONIC_BINS, 3), "float64")
     exact_layouts: Layouts = {
-        f"posterior/{name}": (array.shape, array.dtype.name)
-        for name, array in to_arrays(empty(task.classes)).items()
+        f"posterior/{name}": (shape, "float64")
+        for name, shape in outcome_of(task.outcome).sums.shapes.items()
     }
     return [
         Exchange("train.recalibrate", counting, arrays=posterior, layouts={"noised": table}),

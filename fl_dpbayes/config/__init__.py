@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from fl_dpbayes.config.installed_code import *
     from fl_dpbayes.config.kinds import *
     from fl_dpbayes.config.names import *
+    from fl_dpbayes.config.outcome import *
     from fl_dpbayes.config.plan import *
     from fl_dpbayes.config.recalibration import *
     from fl_dpbayes.config.record_schema import *
@@ -113,6 +114,12 @@ _NAMES_OF_MODULES = {
         "is_group_text",
         "outside_text",
         "site_name",
+    ),
+    "outcome": (
+        "AnyOutcome",
+        "Classification",
+        "OutcomeConfig",
+        "Targets",
     ),
     "plan": (
         "Adjacency",
@@ -239,7 +246,8 @@ _NAMES_OF_MODULES = {
         "StrokeProjection",
         "Task",
         "TrainedPrevalence",
-        "check_prevalence_classes",
+        "check_prevalence",
+        "is_prevalence_of",
     ),
     "validation_text": (
         "explain",

@@ -15,6 +15,7 @@ from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt
 from fl_dpbayes.config.data_folder import known_folder
 from fl_dpbayes.config.installed_code import SOURCES, extended
 from fl_dpbayes.config.names import GroupText
+from fl_dpbayes.config.outcome import Classification
 from fl_dpbayes.config.task import Task
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.files import Config
@@ -40,7 +41,7 @@ class SourceConfig(Config):
     @property
     @abstractmethod
     def task(self) -> Task:
-        """Shape of a record and number of classes."""
+        """Shape of a record, and the outcome."""
 
     @property
     def parts(self) -> tuple[OfficialPart, ...]:
@@ -106,7 +107,7 @@ class _DataSet(NamedTuple):
 
 
 def _task(*shape: int, classes: int = 2) -> Task:
-    return Task(input_shape=shape, classes=classes)
+    return Task(input_shape=shape, outcome=Classification(classes=classes))
 
 
 _DATA_SETS = {
@@ -158,7 +159,7 @@ class BuiltIn(SourceConfig):
 
     @property
     def task(self) -> Task:
-        """Shape of a record and number of classes."""
+        """Shape of a record, and the outcome."""
         return _DATA_SETS[self.kind].task
 
     @property
@@ -273,7 +274,9 @@ class Table(SourceConfig):
     @property
     def task(self) -> Task:
         """One number for each feature."""
-        return Task(input_shape=(len(self.feature_names),), classes=self.classes)
+        return Task(
+            input_shape=(len(self.feature_names),), outcome=Classification(classes=self.classes)
+        )
 
     def _check_keys(self) -> None:
         _check_constants(len(self.features), self.centers, self.scales)
@@ -339,7 +342,8 @@ class ImageFolder(SourceConfig):
                 f"image folder {self.path} has {classes} sub-folders: make one per class, "
                 "at least two"
             )
-        return Task(input_shape=(self.channels, self.height, self.width), classes=classes)
+        outcome = Classification(classes=classes)
+        return Task(input_shape=(self.channels, self.height, self.width), outcome=outcome)
 
     @property
     def unit(self) -> str:
@@ -388,8 +392,9 @@ class HuggingFace(SourceConfig):
     def task(self) -> Task:
         """Sizes of images, or the numeric columns."""
         if self.height is not None and self.width is not None:
-            return Task(input_shape=(self.channels, self.height, self.width), classes=self.classes)
-        return Task(input_shape=(len(self.columns),), classes=self.classes)
+            input_shape = (self.channels, self.height, self.width)
+            return Task(input_shape=input_shape, outcome=Classification(classes=self.classes))
+        return Task(input_shape=(len(self.columns),), outcome=Classification(classes=self.classes))
 
     @property
     def parts(self) -> tuple[OfficialPart, ...]:
@@ -445,7 +450,7 @@ class Arrays(SourceConfig):
     @property
     def task(self) -> Task:
         """As stated."""
-        return Task(input_shape=self.input_shape, classes=self.classes)
+        return Task(input_shape=self.input_shape, outcome=Classification(classes=self.classes))
 
 
 class SyntheticSites(SourceConfig):
@@ -489,7 +494,7 @@ class Logistic2D(SyntheticSites):
     @property
     def task(self) -> Task:
         """Points in the plane."""
-        return Task(input_shape=(2,), classes=2)
+        return _task(2)
 
 
 class Radiographs(SyntheticSites):
@@ -508,7 +513,7 @@ class Radiographs(SyntheticSites):
     @property
     def task(self) -> Task:
         """Square grey pictures."""
-        return Task(input_shape=(1, self.side, self.side), classes=2)
+        return _task(1, self.side, self.side)
 
     def _check_keys(self) -> None:
         super()._check_keys()

@@ -18,7 +18,8 @@ from fl_dpbayes.models import (
     reproducible_branch,
 )
 from fl_dpbayes.models.processor import processor
-from fl_dpbayes.samplers import checked_gradient_shape, summed_cross_entropy, wanted_rows
+from fl_dpbayes.outcomes import outcome_of
+from fl_dpbayes.samplers import checked_gradient_shape, wanted_rows
 
 # Of a usual plan.
 BATCH_SIZE = 256
@@ -38,10 +39,11 @@ def pass_findings(site_file: SiteFile) -> Iterator[Finding]:
     task = site_file.source.task
     device = compute_device(site_file)
     module = build_model(LogisticModel(), task, 0, None).to(device)
+    loss = outcome_of(task.outcome).loss
     rows = wanted_rows(module, "book_keeping", BATCH_SIZE)
     try:
         shape = checked_gradient_shape(
-            module, "book_keeping", task.input_shape, torch.int64, summed_cross_entropy, rows
+            module, "book_keeping", task.input_shape, torch.int64, loss, rows
         )
     except RowsDependError as error:
         yield failed("arithmetic", str(error))

@@ -23,8 +23,8 @@ from fl_dpbayes.calibration.bins import (
     coarsen,
     equal_mass,
 )
+from fl_dpbayes.calibration.curves import ReliabilityBin
 from fl_dpbayes.calibration.intervals import TAILS, Measured
-from fl_dpbayes.calibration.records import ReliabilityBin
 from fl_dpbayes.calibration.rms_interval import debiased_mean_square_gap, rms_interval
 from fl_dpbayes.calibration.statistics import CalibrationStatistics
 
@@ -188,7 +188,7 @@ def reliability_bins(
 
     Source: Bröcker and Smith 2007.
     """
-    table = statistics.class_wise[1] if statistics.classes == 2 else statistics.top_label
+    table = statistics.top_label if statistics.risk is None else statistics.risk
     fine = coarsen(table, FINE_BINS)
     starts = _diagram_starts(fine[:, COUNT], statistics.count, bins)
     ends = [*starts[1:], FINE_BINS]

@@ -275,7 +275,7 @@ def labels_of(table: pandas.DataFrame, source: Table) -> npt.NDArray[np.int64]:
         )
     _check_numeric_labels(table, source)
     values = _numbers(table, source, source.label)
-    is_bad = (values != np.round(values)) | (values < 0) | (values >= source.classes)
+    is_bad = ~source.task.outcome.holds(values)
     if is_bad.any():
         raise _bad_rows(
             table,
