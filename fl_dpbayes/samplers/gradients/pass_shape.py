@@ -234,8 +234,8 @@ def _made_up_records(
         values = torch.randn(rows, generator=generator)
         return probe, inputs, values.to(parameter.device, targets)
     with torch.no_grad():
-        classes = probe(inputs).shape[-1]
-    labels = torch.randint(classes, (rows,), generator=generator)
+        outputs = probe(inputs).shape[-1]
+    labels = torch.randint(outputs, (rows,), generator=generator)
     return probe, inputs, labels.to(parameter.device, targets)
 
 
