@@ -56,8 +56,9 @@ def evaluate_predictors(received: ReceivedRequest[EvaluateRequest]) -> Answer:
     request = received.request
     site_file = received.site_file
     release = site_file.policy.evaluation_release
-    no_noised_table = received.outcome.count_bounded is None
-    if release == "none" or (release == "noised" and no_noised_table):
+    # Of some outcomes no table may leave with noise.
+    nothing_noised = release == "noised" and received.outcome.count_bounded is None
+    if release == "none" or nothing_noised:
         raise RefusedError(RefusalCode.NOT_SENT)
     if request.trained_prevalence is not None and site_file.prevalence is None:
         raise RefusedError(RefusalCode.BAD_REQUEST, "trained_prevalence")

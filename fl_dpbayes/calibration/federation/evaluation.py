@@ -1,7 +1,7 @@
 """Calibration at every site from additive statistics: per site, and pooled per role."""
 
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import cached_property, reduce
 
 import numpy as np
@@ -302,52 +302,34 @@ class Evaluation:
         return warnings
 
     def _role_warnings(self, role: Role) -> list[RunWarning]:
-        members = [place for place in self.places if place.role == role]
-        if role in self._roles_sharing_records and members:
+        by_predictor = self._places_of(role)
+        if not by_predictor:
+            return []
+        if role in self._roles_sharing_records:
             return [warning("same-records", role=role)]
         warnings: list[RunWarning] = []
-        counts = _largest_counts(members)
-        dominating = dominating_site(role, counts) if counts else None
+        dominating = dominating_site(role, _largest_counts(by_predictor.values()))
         if dominating is not None:
             warnings.append(dominating)
-        headline = {
-            place.site: place.statistics for place in members if place.predictor == self._headline
-        }
         tables: dict[str, NoisedTable] = {}
-        for site, statistics in headline.items():
-            empty = empty_site(site, statistics)
+        for place in by_predictor.get(self._headline, []):
+            statistics = place.statistics
+            empty = empty_site(place.site, statistics)
             if empty is not None:
                 warnings.append(empty)
             # What noise hides is still pooled.
             if isinstance(statistics, NoisedTable):
-                tables[site] = statistics
+                tables[place.site] = statistics
             elif empty is None and isinstance(statistics, CalibrationStatistics):
-                tables[site] = coarse(statistics)
-        decisive = decisive_sites(role, tables)
-        warnings += decisive
-        named = {decided.site for decided in decisive}
-        warnings += [decided for decided in self._decided_means(role) if decided.site not in named]
-        return warnings
-
-    def _decided_means(self, role: Role) -> Iterator[RunWarning]:
-        """Name the sites that decide a pooled mean of any predictor, of exact sums, each once."""
-        named: set[str] = set()
-        for predictor in dict.fromkeys(place.predictor for place in self.places):
-            totals: dict[str, dict[str, Total]] = {}
-            for place in self.places:
-                exact = place.exact
-                if (place.role, place.predictor) == (role, predictor) and exact is not None:
-                    for metric, total in exact.totals().items():
-                        totals.setdefault(metric, {})[place.site] = total
-            for metric, totals_of_sites in totals.items():
-                decided = decisive_means(
-                    role=role,
-                    metric=f"{metric} of the {PREDICTORS[predictor]}",
-                    totals=totals_of_sites,
-                )
-                if decided is not None and decided.site not in named:
+                tables[place.site] = coarse(statistics)
+        warnings += decisive_sites(role, tables)
+        named = {decided.site for decided in warnings if decided.kind == "decisive"}
+        for predictor, places in by_predictor.items():
+            for decided in _decided_means(role, predictor, places):
+                if decided.site not in named:
                     named.add(decided.site)
-                    yield decided
+                    warnings.append(decided)
+        return warnings
 
     @property
     def _headline(self) -> str:
@@ -361,21 +343,25 @@ class Evaluation:
     def _sites(self) -> set[str]:
         return {place.site for place in self.places}
 
+    def _places_of(self, role: Role) -> dict[str, list[Place]]:
+        """Return the places of a role by predictor, these in the order of all roles."""
+        by_predictor: dict[str, list[Place]] = {place.predictor: [] for place in self.places}
+        for place in self.places:
+            if place.role == role:
+                by_predictor[place.predictor].append(place)
+        return {predictor: places for predictor, places in by_predictor.items() if places}
+
     @cached_property
     def _pooled(self) -> list[Place]:
         """The pools of each role and predictor; all sites have answered."""
         pools = []
         for role in self._pooled_roles:
-            sites = {place.site for place in self.places if place.role == role}
-            for predictor in dict.fromkeys(place.predictor for place in self.places):
-                members = [
-                    place
-                    for place in self.places
-                    if (place.role, place.predictor) == (role, predictor)
-                ]
-                # Over some of the sites only it could not be held against the other predictors.
-                if members and len(members) == len(sites):
-                    pools.append(pooled(members))
+            by_predictor = self._places_of(role)
+            sites = {place.site for places in by_predictor.values() for place in places}
+            # Over some of the sites only it could not be held against the other predictors.
+            pools += [
+                pooled(places) for places in by_predictor.values() if len(places) == len(sites)
+            ]
         return pools
 
     @cached_property
@@ -413,10 +399,29 @@ def _sample_counts(request: EvaluateRequest) -> dict[str, int]:
     return counts | dict.fromkeys(MAPPED, counts.get("posterior", 0))
 
 
-def _largest_counts(places: Collection[Place]) -> dict[str, float]:
+def _decided_means(role: Role, predictor: str, places: Iterable[Place]) -> Iterator[RunWarning]:
+    """Name the sites that decide a pooled mean of a predictor, of exact sums."""
+    totals: dict[str, dict[str, Total]] = {}
+    for place in places:
+        exact = place.exact
+        if exact is not None:
+            for metric, total in exact.totals().items():
+                totals.setdefault(metric, {})[place.site] = total
+    for metric, totals_of_sites in totals.items():
+        decided = decisive_means(
+            role=role,
+            metric=f"{metric} of the {PREDICTORS[predictor]}",
+            totals=totals_of_sites,
+        )
+        if decided is not None:
+            yield decided
+
+
+def _largest_counts(by_predictor: Iterable[Iterable[Place]]) -> dict[str, float]:
     """Return each site's number of test records, the largest of its predictors."""
     counts: dict[str, float] = {}
-    for place in places:
-        count = record_count(place.statistics)
-        counts[place.site] = max(count, counts.get(place.site, -math.inf))
+    for places in by_predictor:
+        for place in places:
+            count = record_count(place.statistics)
+            counts[place.site] = max(count, counts.get(place.site, -math.inf))
     return counts
