@@ -35,7 +35,10 @@ merge = CalibrationStatistics.plus
 
 def empty(classes: int) -> CalibrationStatistics:
     """Count nothing."""
-    return class_sums(classes).empty()
+    shapes = class_sums(classes).shapes
+    return CalibrationStatistics.of_arrays(
+        {name: np.zeros(shape) for name, shape in shapes.items()}
+    )
 
 
 def binary(p, y) -> CalibrationStatistics:

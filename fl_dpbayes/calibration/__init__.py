@@ -23,9 +23,7 @@ from fl_dpbayes.calibration.conformal import (
 )
 from fl_dpbayes.calibration.curves import (
     Ends,
-    NetBenefitRecord,
     Number,
-    ReliabilityBin,
     SummaryPart,
     Text,
 )
@@ -95,10 +93,8 @@ __all__ = [
     "Evaluation",
     "Floats",
     "Metric",
-    "NetBenefitRecord",
     "NoisedTable",
     "Number",
-    "ReliabilityBin",
     "ReliabilityRecord",
     "ShiftDetectionRecord",
     "Stretch",

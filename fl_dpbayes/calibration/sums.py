@@ -101,10 +101,6 @@ class SumsForm(Generic[SumsT]):
         """The size of these arrays in bytes."""
         return 8 * sum(map(math.prod, self.shapes.values()))
 
-    def empty(self) -> SumsT:
-        """Return the sums over no record, which change nothing that they are added to."""
-        return self.kind.of_arrays({name: np.zeros(shape) for name, shape in self.shapes.items()})
-
     def read(self, arrays: Mapping[str, npt.NDArray]) -> SumsT:
         """Read sums from the arrays of a message.
 

@@ -17,7 +17,7 @@ from fl_dpbayes.posterior import Prediction
 from fl_dpbayes.protocol.evaluate import EvaluateReply
 from tests.asking import evaluate, refusal_of
 from tests.calibration.federation.test_subgroups import REPLY, request
-from tests.counted import CARD
+from tests.counted import CARD, empty
 
 THREE = Classification(classes=3)
 
@@ -42,7 +42,7 @@ def test_sums_over_no_record_change_nothing_and_are_read_back() -> None:
     one = np.ones(4)
     prediction = Prediction(third, total=one, aleatoric=one, epistemic=0 * one)
     sums = outcome_of(THREE).count(prediction, np.array([0, 1, 2, 2]), slice(1, None), None)
-    read = form.read(form.empty().plus(sums).arrays())
+    read = form.read(empty(3).plus(sums).arrays())
     assert (read.count, read.of_records()) == (3, (0.0, 1.0, 2.0))
     assert sum(array.nbytes for array in read.arrays().values()) == form.nbytes
 
