@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from benchmarks.measure import MEBIBYTE, Record, Sizes, alone, peak_bytes
 from fl_dpbayes.config import (
     SGD,
+    Classification,
     CNNModel,
     ConstantStepSize,
     FlatPrior,
@@ -124,7 +125,7 @@ class Case:
 
     def build(self) -> nn.Module:
         """Return the model at its start."""
-        task = Task(input_shape=self.shape, classes=self.classes)
+        task = Task(input_shape=self.shape, outcome=Classification(classes=self.classes))
         module = self.model() if callable(self.model) else build_model(self.model, task, seed=0)
         return module.to(self.device)
 

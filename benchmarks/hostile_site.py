@@ -282,7 +282,9 @@ class HostileGrid(InlineGrid):
         """Fit a model to the right labels of the site's records and one to wrong labels."""
         site = load_site(read_site_file(self._site_file))
         assert site.train is not None
-        features, labels, classes = site.train.features, site.train.labels, site.task.classes
+        features = site.train.features
+        labels = site.train.labels
+        classes = site.task.outcome.classes
         rows = features.reshape(len(labels), -1)
         fits = [
             LogisticRegression(max_iter=1000).fit(rows, (labels + shift) % classes)

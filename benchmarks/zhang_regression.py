@@ -21,7 +21,7 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from fl_dpbayes.config import MLPModel, Task, TrainingPlan
+from fl_dpbayes.config import Classification, MLPModel, Task, TrainingPlan
 from fl_dpbayes.models import build_model, to_vector, vector_to_arrays
 from fl_dpbayes.privacy import Streams, pld_epsilon, solve_plan
 from fl_dpbayes.samplers import TrainingRecords, initial_vectors, run_chain
@@ -230,9 +230,8 @@ def _trained(
 ) -> dict[str, float]:
     settings = SETTINGS[method, setting]
     # The two outputs are the mean and the log variance.
-    module = build_model(
-        MLPModel(hidden=tuple(settings.hidden)), Task(input_shape=(1,), classes=2), seed=run
-    )
+    task = Task(input_shape=(1,), outcome=Classification(classes=2))
+    module = build_model(MLPModel(hidden=tuple(settings.hidden)), task, seed=run)
     plan = TrainingPlan.model_validate(
         {
             "rounds": 1,

@@ -3,9 +3,7 @@
 import hashlib
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -17,26 +15,14 @@ from clients.pay import Answer, SentArrays, WorkResult, pay
 from clients.received_request import ReceivedRequest
 from clients.stated_passes import stated_passes
 from clients.subgroups import declared_groups, measured_groups
-from fl_dpbayes.calibration import (
-    REPORT_BINS,
-    CalibrationStatistics,
-    estimated_prevalence,
-    from_batch,
-    in_fixed_pieces,
-    noised_table,
-    recalibrate,
-    to_arrays,
-    top_label_counts,
-    with_prevalence,
-)
+from fl_dpbayes.calibration import Sums, noised_table
 from fl_dpbayes.config import SiteFile
 from fl_dpbayes.data import Site, SiteSplit, is_delta_allowed, ledger_place, load_site, open_ledger
 from fl_dpbayes.models import build_model
-from fl_dpbayes.posterior import predict
+from fl_dpbayes.outcomes import Adjustments, Outcome
+from fl_dpbayes.posterior import average_predictions
 from fl_dpbayes.privacy import GaussianEvent, Ledger, Refused, Reserved, Spending
 from fl_dpbayes.protocol import (
-    PRIOR_CORRECTED,
-    RECALIBRATED,
     Arrays,
     EvaluateReply,
     EvaluateRequest,
@@ -49,22 +35,6 @@ from fl_dpbayes.protocol import (
 
 # Noise beyond it would leave the numbers that a reply can state.
 MOST_NOISE = 1e100
-Statistics = dict[str, CalibrationStatistics]
-
-
-@dataclass(frozen=True)
-class _Measurement:
-    """What a predictor says of a part's N records.
-
-    Attributes:
-        predictor: Its name.
-        probabilities: Shape (N, C).
-        uncertainty: Kind -> how uncertain its samples are of each record, nats, shape (N,).
-    """
-
-    predictor: str
-    probabilities: npt.NDArray
-    uncertainty: dict[str, npt.NDArray]
 
 
 def evaluate_predictors(received: ReceivedRequest[EvaluateRequest]) -> Answer:
@@ -86,7 +56,9 @@ def evaluate_predictors(received: ReceivedRequest[EvaluateRequest]) -> Answer:
     request = received.request
     site_file = received.site_file
     release = site_file.policy.evaluation_release
-    if release == "none":
+    # Of some outcomes no table may leave with noise.
+    nothing_noised = release == "noised" and received.outcome.count_bounded is None
+    if release == "none" or nothing_noised:
         raise RefusedError(RefusalCode.NOT_SENT)
     if request.trained_prevalence is not None and site_file.prevalence is None:
         raise RefusedError(RefusalCode.BAD_REQUEST, "trained_prevalence")
@@ -112,19 +84,14 @@ def _release_exact(
     """Release the exact sums over all records and over each subgroup."""
     request = received.request
     site_file = received.site_file
+    outcome = received.outcome
     charge = _count_evaluation(received, site)
-    groups, left_out = measured_groups(declared_groups(part, site_file.policy), request)
+    group_bytes = len(request.measured) * outcome.sums.nbytes
+    groups, left_out = measured_groups(declared_groups(part, site_file.policy), group_bytes)
     tables: SentArrays = {}
-    for measurement in _measure(site_file, part, request, samples):
-        counted = count_predictions(
-            measurement.predictor,
-            part,
-            groups,
-            measurement.probabilities,
-            **measurement.uncertainty,
-        )
-        for name, statistics in counted.items():
-            tables |= prefixed(name, to_arrays(statistics))
+    for predictor, prediction in _predictions(received, part, samples):
+        for place, sums in count_predictions(outcome, prediction, part, groups).items():
+            tables |= prefixed(f"{place}{predictor}", sums.arrays())
     reply = EvaluateReply(
         run=request.run,
         round=request.round,
@@ -148,6 +115,8 @@ def _release_noised(
     """
     request = received.request
     site_file = received.site_file
+    count_bounded = received.outcome.count_bounded
+    assert count_bounded is not None
     noise_multiplier = _allowed_noise(site_file, request)
     counted = _count_evaluation(received, site)
     tables = len(request.measured)
@@ -172,13 +141,11 @@ def _release_noised(
         streams = site_streams(site_file, request.run, request.round, "evaluate")
         most_records = site_file.policy.max_test_records_per_unit
         arrays: SentArrays = {}
-        for measurement in _measure(site_file, part, request, samples):
-            exact = top_label_counts(
-                measurement.probabilities, part.labels, REPORT_BINS, most_records
-            )
-            generator = streams.cipher(measurement.predictor)
+        for predictor, prediction in _predictions(received, part, samples):
+            exact = count_bounded(prediction, part.labels, most_records)
+            generator = streams.cipher(predictor)
             table = noised_table(exact, noise_multiplier, generator)
-            arrays |= prefixed(measurement.predictor, {"noised": table.sums})
+            arrays |= prefixed(predictor, {"noised": table.sums})
         return WorkResult(fields={"release": "noised", "noise_std": table.noise_std}, arrays=arrays)
 
     with open_ledger(site_file, site, received.audit_line) as ledger:
@@ -244,79 +211,53 @@ def _finite_limit(limit: int | Literal["unlimited"]) -> float:
     return math.inf if limit == "unlimited" else limit
 
 
-def _measure(
-    site_file: SiteFile, part: SiteSplit, request: EvaluateRequest, samples: Arrays
-) -> Iterator[_Measurement]:
+def _predictions(
+    received: ReceivedRequest[EvaluateRequest], part: SiteSplit, samples: Arrays
+) -> Iterator[tuple[str, Any]]:
     """Predict a part's records by each predictor, and by what follows from the posterior."""
+    request = received.request
+    site_file = received.site_file
+    outcome = received.outcome
     module = build_model(request.model, request.task, 0, site_file.backbone_folder)
     for predictor, weights in request.predictors.items():
-        prediction = predict(
+        prediction = average_predictions(
             module,
             without_prefix(predictor, samples),
             np.asarray(weights),
             part.features,
+            law=outcome.law,
             device=compute_device(site_file),
         )
-        probabilities = prediction.probabilities
-        uncertainty = {
-            "epistemic": prediction.epistemic,
-            "aleatoric": prediction.aleatoric,
-            "total": prediction.total,
-        }
-        yield _Measurement(predictor, probabilities, uncertainty)
+        yield predictor, prediction
         if predictor == "posterior":
-            if request.recalibration is not None:
-                recalibrated = in_fixed_pieces(
-                    partial(recalibrate, mapping=request.recalibration), probabilities
-                )
-                yield _Measurement(RECALIBRATED, recalibrated, {})
-            if request.trained_prevalence is not None:
-                corrected = _with_sites_prevalence(
-                    site_file, request.trained_prevalence, probabilities
-                )
-                yield _Measurement(PRIOR_CORRECTED, corrected, {})
-
-
-def _with_sites_prevalence(
-    site_file: SiteFile, trained: tuple[float, ...], probabilities: npt.NDArray
-) -> npt.NDArray:
-    """Correct predictions for the classes' prevalence at the site, declared or estimated."""
-    if isinstance(site_file.prevalence, tuple):
-        target: npt.ArrayLike = site_file.prevalence
-    else:
-        target = estimated_prevalence(probabilities, trained)
-    return in_fixed_pieces(partial(with_prevalence, trained=trained, target=target), probabilities)
+            adjustments = Adjustments(
+                recalibration=request.recalibration,
+                trained_prevalence=request.trained_prevalence,
+                prevalence=site_file.prevalence,
+            )
+            yield from outcome.adjusted(prediction, adjustments).items()
 
 
 def count_predictions(
-    predictor: str,
-    part: SiteSplit,
-    groups: Sequence[Group],
-    probabilities: npt.NDArray,
-    **uncertainty: npt.NDArray,
-) -> Statistics:
+    outcome: Outcome[Any, Any], prediction: Any, part: SiteSplit, groups: Sequence[Group]
+) -> dict[str, Sums]:
     """Count predictions of all records, and of each subgroup.
 
     Args:
-        predictor: The predictor's name.
-        part: N records.
+        outcome: What is predicted.
+        prediction: Of N records, as the outcome's law makes it.
+        part: The records.
         groups: Subgroups (attribute, value).
-        probabilities: Shape (N, C).
-        **uncertainty: Kind -> how uncertain the samples are of each record, nats, shape (N,).
 
     Returns:
-        `<predictor>` and, of subgroup i, `group-<i>/<predictor>` -> statistics.
+        Sums over all records, "", and over subgroup i, `group-<i>/`.
     """
 
-    def count(chosen: slice | npt.NDArray[np.bool_]) -> CalibrationStatistics:
-        truth = None if part.truth is None else part.truth[chosen]
-        chosen_uncertainty = {name: values[chosen] for name, values in uncertainty.items()}
-        return from_batch(
-            probabilities[chosen], part.labels[chosen], truth=truth, **chosen_uncertainty
-        )
+    def count(chosen: slice | npt.NDArray[np.bool_]) -> Sums:
+        sums: Sums = outcome.count(prediction, part.labels, chosen, part.truth)
+        return sums
 
-    statistics = {predictor: count(slice(None))}
+    counted = {"": count(slice(None))}
     for number, (attribute, value) in enumerate(groups):
-        in_group = part.groups[attribute] == value
-        statistics[f"{subgroup_prefix(number)}/{predictor}"] = count(in_group)
-    return statistics
+        counted[f"{subgroup_prefix(number)}/"] = count(part.groups[attribute] == value)
+    return counted

@@ -9,7 +9,7 @@ from flwr.app import ConfigRecord, Context, Message
 
 from clients.guard import own_site_file
 from clients.messages import RefusedError
-from fl_dpbayes.config import SiteFile, check_prevalence_classes, read_own_site_file, read_site_file
+from fl_dpbayes.config import SiteFile, check_prevalence, read_own_site_file, read_site_file
 from fl_dpbayes.config.installed_code import installed_code
 from fl_dpbayes.config.record_schema import record_schema
 from fl_dpbayes.data import shift_label
@@ -83,7 +83,7 @@ def card_of(site_file: SiteFile) -> SiteCard:
         UserError: The declared prevalence does not fit the classes.
     """
     task = site_file.source.task
-    check_prevalence_classes("prevalence", site_file.prevalence, task.classes)
+    check_prevalence("prevalence", site_file.prevalence, task.outcome)
     allowed_code = (installed_code(name) for name in site_file.policy.allowed_code)
     return SiteCard(
         name=site_file.name,

@@ -1,13 +1,14 @@
 """A request as a handler gets it: read, allowed by the site's policy, and told to the audit log."""
 
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from flwr.app import Message
 
 from fl_dpbayes.config import SiteFile
 from fl_dpbayes.files import AuditLine
 from fl_dpbayes.models import Shapes
+from fl_dpbayes.outcomes import Outcome, outcome_of
 from fl_dpbayes.protocol import EvaluateRequest, RecalibrateRequest, TrainRequest
 
 Request = TrainRequest | RecalibrateRequest | EvaluateRequest
@@ -34,3 +35,8 @@ class ReceivedRequest(Generic[RequestT]):
     message: Message
     shapes: Shapes
     audit_line: AuditLine | None
+
+    @property
+    def outcome(self) -> Outcome[Any, Any]:
+        """What is computed of the outcome that the request names."""
+        return outcome_of(self.request.task.outcome)

@@ -5,10 +5,9 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from fl_dpbayes.calibration import empty, to_arrays
 from fl_dpbayes.config import Policy
 from fl_dpbayes.data import SiteSplit
-from fl_dpbayes.protocol import EvaluateRequest, Group, most_groups
+from fl_dpbayes.protocol import Group, most_groups
 
 OTHER_GROUP = "other"
 
@@ -57,19 +56,18 @@ def _with_small_groups_joined(
 
 
 def measured_groups(
-    groups: Mapping[str, npt.NDArray], request: EvaluateRequest
+    groups: Mapping[str, npt.NDArray], group_bytes: int
 ) -> tuple[tuple[Group, ...], int]:
     """Choose the subgroups that fit into a reply.
 
     Args:
         groups: Attribute -> subgroup of each record, (N,) text.
-        request: The evaluation request.
+        group_bytes: The size of the tables of one subgroup, of all predictors.
 
     Returns:
         The chosen subgroups (attribute, value), and the number of those left out.
     """
-    tables = to_arrays(empty(request.task.classes)).values()
-    most = most_groups(len(request.measured) * sum(table.nbytes for table in tables))
+    most = most_groups(group_bytes)
     chosen: list[Group] = []
     left_out = 0
     for attribute, values in groups.items():

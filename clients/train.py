@@ -73,7 +73,12 @@ def train_chain(received: ReceivedRequest[TrainRequest]) -> Answer:
     if site.train is None or site.task != request.task:
         raise RefusedError(RefusalCode.BAD_REQUEST, "task")
     part = model_inputs(site_file, request.model, site.train)
-    records = TrainingRecords(part.features, part.labels, part.unit_index)
+    records = TrainingRecords(
+        features=part.features,
+        targets=part.labels,
+        unit_index=part.unit_index,
+        loss=received.outcome.loss,
+    )
     with open_ledger(site_file, site, received.audit_line) as ledger:
         plan_digest = digest(request.plan)
         state = ledger.state()

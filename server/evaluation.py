@@ -9,6 +9,7 @@ from flwr.app import ArrayRecord, Message, MessageType
 
 from fl_dpbayes.calibration import Evaluation
 from fl_dpbayes.config import roles_sharing_records, warning
+from fl_dpbayes.outcomes import outcome_of
 from fl_dpbayes.posterior import HospitalModel, PosteriorSamples
 from fl_dpbayes.protocol import (
     Arrays,
@@ -69,7 +70,7 @@ def empty_evaluation(federation: Federation) -> Evaluation:
     """Return what is known of a run's test results before any came."""
     scenario = federation.scenario
     return Evaluation(
-        classes=federation.roster.task.classes,
+        form=outcome_of(federation.roster.task.outcome).sums,
         roles_sharing_records=roles_sharing_records(scenario.sites),
         seed=scenario.seed,
         max_records_per_unit=scenario.evaluation.max_records_per_unit,

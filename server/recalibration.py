@@ -162,7 +162,7 @@ class _Fit:
         self._noise_multiplier = planned_multiplier(plan)
         count = 0
         if isinstance(plan, config.RecalibrationPlan):
-            count = config.parameter_count(plan.method, federation.roster.task.classes)
+            count = config.parameter_count(plan.method, federation.roster.task.outcome)
         # Of which the next round starts.
         self._parameters = np.zeros(count)
         # By site: parameters of its last reply, those of the last round, and counts.

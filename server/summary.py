@@ -82,7 +82,7 @@ def summarise_run(
     recalibration = strategy.recalibration
     calibration = evaluation.calibration_rows()
     class_names = scenario.data.source.names_of_classes
-    if len(class_names) != federation.roster.task.classes:
+    if len(class_names) != federation.roster.task.outcome.outputs:
         class_names = ()
     seeded = _seeded_sites(federation, record)
     privacy = _privacy_records(strategy, record)

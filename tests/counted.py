@@ -10,9 +10,11 @@ from scipy.special import log_softmax, softmax
 from fl_dpbayes.calibration.recalibration.descent import log_probabilities, record_gradients
 from fl_dpbayes.calibration.recalibration.maps import method_code
 from fl_dpbayes.calibration.statistics import CalibrationStatistics, from_batch
+from fl_dpbayes.config.outcome import Classification
 from fl_dpbayes.config.recalibration import PARAMETER_BOUND, RecalibrationMap, parameter_count
 from fl_dpbayes.config.record_schema import RecordSchema
 from fl_dpbayes.config.task import Task
+from fl_dpbayes.outcomes.classification import class_sums
 from fl_dpbayes.protocol.card import SiteCard
 
 CARD = SiteCard(
@@ -26,6 +28,17 @@ CARD = SiteCard(
     seeded=False,
 )
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "calibration.json").read_text())
+
+
+merge = CalibrationStatistics.plus
+
+
+def empty(classes: int) -> CalibrationStatistics:
+    """Count nothing."""
+    shapes = class_sums(classes).shapes
+    return CalibrationStatistics.of_arrays(
+        {name: np.zeros(shape) for name, shape in shapes.items()}
+    )
 
 
 def binary(p, y) -> CalibrationStatistics:
@@ -63,7 +76,7 @@ def map_loss(method, parameters, logs, labels) -> float:
 def best_fit(method, probabilities, labels) -> RecalibrationMap:
     """Fit the map of least loss without privacy: what private fits are held against."""
     logs = log_probabilities(probabilities)
-    start = np.zeros(parameter_count(method, logs.shape[1]))
+    start = np.zeros(parameter_count(method, Classification(classes=logs.shape[1])))
     found = minimize(
         lambda parameters: map_loss(method, parameters, logs, labels),
         start,

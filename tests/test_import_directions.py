@@ -19,6 +19,8 @@ LAYERS = [
     {"privacy"},
     {"data"},
     {"posterior", "calibration"},
+    # It joins the losses, predictions and sums of the rooms above; those who use it come below.
+    {"outcomes"},
     {"report"},
     {"clients", "server"},
     {"engine"},

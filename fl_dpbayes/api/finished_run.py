@@ -82,7 +82,7 @@ class Run:
     def classes_(self) -> npt.NDArray:
         """The classes as the records write them, (classes,): words, or whole numbers."""
         source = self.scenario.data.source
-        names = source.names_of_classes or range(source.task.classes)
+        names = source.names_of_classes or range(source.task.outcome.outputs)
         are_whole = all(str(name).lstrip("-").isdigit() for name in names)
         return np.array([int(name) for name in names] if are_whole else list(names))
 

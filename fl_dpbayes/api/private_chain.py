@@ -174,10 +174,10 @@ class PrivateChain:
                 "give more noise"
             )
         labels = self._records.targets
-        classes = check_records_apart(module, self._records.features.shape[1:])
-        if not ((labels >= 0) & (labels < classes)).all():
+        logits = check_records_apart(module, self._records.features.shape[1:])
+        if not ((labels >= 0) & (labels < logits)).all():
             raise UserError(
-                f"the module returns {classes} logits for a record: a label must name one of them"
+                f"the module returns {logits} logits for a record: a label must name one of them"
             )
         self._position: Position | Path = {} if position is None else position
         # Under another privacy unit the same steps are another plan.

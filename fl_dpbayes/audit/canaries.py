@@ -16,7 +16,16 @@ from fl_dpbayes.audit.canary_site import CanaryRecords, write_canary_site
 from fl_dpbayes.audit.plans import own_plan
 from fl_dpbayes.audit.reading import Course, Recording, read_steps, record
 from fl_dpbayes.audit.requests import Stretch
-from fl_dpbayes.config import FLAT, SGLD, GaussianPrior, LogisticModel, Scenario, Task, TrainingPlan
+from fl_dpbayes.config import (
+    FLAT,
+    SGLD,
+    Classification,
+    GaussianPrior,
+    LogisticModel,
+    Scenario,
+    Task,
+    TrainingPlan,
+)
 from fl_dpbayes.privacy import GaussianEvent, gdp_mu, solve_plan
 from fl_dpbayes.privacy import audit_statistics as statistics
 from fl_dpbayes.schedules import planned_step_sizes
@@ -187,7 +196,7 @@ def _canary_records(included: npt.NDArray[np.bool_], silent: int, length: float)
     features[np.arange(len(canaries)), canaries] = length
     features[len(canaries) :, -1] = length
     return CanaryRecords(
-        task=Task(input_shape=(columns,), classes=CLASSES),
+        task=Task(input_shape=(columns,), outcome=Classification(classes=CLASSES)),
         features=features,
         labels=np.ones(len(features), np.int64),
     )

@@ -120,7 +120,7 @@ def write_canary_site(
         units=np.array(records.unit_names),
     )
     source = sources.Arrays(
-        path=archive, input_shape=records.task.input_shape, classes=records.task.classes
+        path=archive, input_shape=records.task.input_shape, classes=records.task.outcome.outputs
     )
     if policy is None:
         policy = willing()

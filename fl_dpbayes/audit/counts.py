@@ -93,7 +93,7 @@ def audit_counts(scenario: Scenario, folder: Path, generator: np.random.Generato
         for part, probabilities in parted.predictions.items()
     }
     counted = by_top_label
-    if scenario.data.source.task.classes == 2:
+    if scenario.data.source.task.outcome.is_event:
         counted = {
             part: CountedRecord(
                 probability=float(probabilities[1]), outcome=float(parted.labels[part] == 1)

@@ -7,10 +7,10 @@ import numpy as np
 from fl_dpbayes.audit.gradients import start_vector
 from fl_dpbayes.audit.plans import loud_plan, own_plan
 from fl_dpbayes.audit.requests import PosteriorRequests, Stretch, train_request
-from fl_dpbayes.calibration import empty, to_arrays
 from fl_dpbayes.config import Scenario
 from fl_dpbayes.config import recalibration as config
 from fl_dpbayes.models import model_shapes
+from fl_dpbayes.outcomes import outcome_of
 from fl_dpbayes.protocol import (
     Arrays,
     EvaluateRequest,
@@ -144,14 +144,12 @@ def _posterior_exchanges(scenario: Scenario, parameters: Arrays, delta: float) -
         11,
         descent_plan,
         steps=DESCENT_STEPS,
-        parameters=config.parameter_count("vector", task.classes),
+        parameters=config.parameter_count("vector", task.outcome),
     )
     table: Layouts = {"noised": ((config.ISOTONIC_BINS, 3), "float64")}
     sums: Layouts = {
-        name: (array.shape, array.dtype.name)
-        for name, array in to_arrays(empty(task.classes)).items()
+        name: (shape, "float64") for name, shape in outcome_of(task.outcome).sums.shapes.items()
     }
-
     return [
         _about(requests, requests.recalibrate(8, counting_plan), table),
         _about(requests, descent, {}),

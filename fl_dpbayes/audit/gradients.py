@@ -51,7 +51,7 @@ def synthetic_records(
         Levels, shape (count, *shape), and labels, shape (count,).
     """
     levels = generator.integers(0, 256, (count, *task.input_shape), dtype=np.uint8)
-    labels = np.arange(count) % task.classes
+    labels = np.arange(count) % task.outcome.outputs
     return levels, labels
 
 

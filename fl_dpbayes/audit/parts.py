@@ -118,7 +118,7 @@ def _choose_posterior(
         with torch.no_grad():
             probabilities = torch.softmax(module.double()(records), dim=1).numpy()
         binned = [probabilities.max(axis=1)]
-        if task.classes == 2:
+        if task.outcome.is_event:
             binned.append(probabilities[:, 1])
         if all(_in_distinct_bins(values) for values in binned):
             return vector, probabilities

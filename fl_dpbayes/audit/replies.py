@@ -139,7 +139,7 @@ def _write_site(
     names = canary_site.names_by_part(count)
     units = [unit for part in canary_site.PARTS for unit in names[part]]
     levels, _ = synthetic_records(task, generator, len(units))
-    labels = generator.integers(0, task.classes, len(units))
+    labels = task.outcome.made_up(generator, len(units))
     records = canary_site.CanaryRecords(task=task, features=levels, labels=labels, units=units)
     return canary_site.write_parted_site(folder, scenario, records, DECLARED, delta=delta)
 

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from fl_dpbayes.audit.crowd import RECORDS_PER_UNIT
 from fl_dpbayes.audit.plans import private_settings
-from fl_dpbayes.config import PrivacyPlan, Scenario
+from fl_dpbayes.config import AnyOutcome, PrivacyPlan, Scenario
 from fl_dpbayes.models import DropoutModule, VariationalModule, build_model, model_input_shape
+from fl_dpbayes.outcomes import outcome_of
 from fl_dpbayes.privacy.audit_statistics import Check
 from fl_dpbayes.samplers import (
     BatchGradient,
@@ -58,9 +59,9 @@ def audit_rounding(scenario: Scenario) -> list[Check]:
         movements[records] = worst_movement(
             module=algorithm.module,
             input_shape=model_input_shape(scenario.model, task),
-            classes=task.classes,
+            outcome=task.outcome,
             sizes=SIZES,
-            loss=algorithm.record_loss(summed_cross_entropy),
+            loss=algorithm.record_loss(outcome_of(task.outcome).loss),
             records_per_unit=records,
             pre_noise=private_settings(scenario).pre_noise,
         )
@@ -79,7 +80,7 @@ def audit_rounding(scenario: Scenario) -> list[Check]:
 def worst_movement(
     module: nn.Module,
     input_shape: tuple[int, ...],
-    classes: int,
+    outcome: AnyOutcome,
     sizes: Sequence[int],
     *,
     loss: RecordLoss = summed_cross_entropy,
@@ -95,7 +96,7 @@ def worst_movement(
     Args:
         module: Its parameters are overwritten.
         input_shape: Of a record.
-        classes: Two or more.
+        outcome: Of the made-up records.
         sizes: Numbers n of units.
         loss: Minus the log likelihood of records, summed.
         records_per_unit: One or more.
@@ -120,7 +121,7 @@ def worst_movement(
             generator=generator,
         )
         amplify(module, generator)
-        labels = generator.integers(0, classes, len(features))
+        labels = outcome.made_up(generator, len(features))
         for order in orders:
             totals: dict[int, Tensor] = {}
             for units in counts:

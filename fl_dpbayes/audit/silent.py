@@ -53,7 +53,7 @@ def silent_start(scenario: Scenario, *, low_biases: bool) -> dict[str, Array]:
     """
     vector = np.full(state_size(scenario), START)
     # The last parameter is the output layer's bias; every record is of class 0.
-    bias = vector[-scenario.data.source.task.classes :]
+    bias = vector[-scenario.data.source.task.outcome.outputs :]
     if low_biases:
         bias[1:] = -SILENT_LOGIT
     else:

@@ -12,6 +12,7 @@ from fl_dpbayes.calibration.bins import (
     in_fixed_pieces,
     on_grid,
 )
+from fl_dpbayes.calibration.check_sums import check_sums
 from fl_dpbayes.calibration.conformal import (
     EXACT_BINS,
     NOISED_BINS,
@@ -19,6 +20,12 @@ from fl_dpbayes.calibration.conformal import (
     private_threshold,
     set_counts,
     set_sensitivity,
+)
+from fl_dpbayes.calibration.curves import (
+    Ends,
+    Number,
+    SummaryPart,
+    Text,
 )
 from fl_dpbayes.calibration.federation.counts import (
     COUNT_ARRAYS,
@@ -46,18 +53,13 @@ from fl_dpbayes.calibration.records import (
     CalibrationRecord,
     CalibrationValues,
     ConformalRecord,
-    Ends,
     Metric,
-    NetBenefitRecord,
-    Number,
-    ReliabilityBin,
     ReliabilityRecord,
     ShiftDetectionRecord,
     SubgroupRecord,
-    SummaryPart,
-    Text,
 )
 from fl_dpbayes.calibration.release import (
+    SENT_COLUMNS,
     BoundedSum,
     NoisedTable,
     bounded_sum,
@@ -65,8 +67,13 @@ from fl_dpbayes.calibration.release import (
     noised_table,
     top_label_counts,
 )
-from fl_dpbayes.calibration.statistics import CalibrationStatistics, empty, from_batch, to_arrays
-from fl_dpbayes.calibration.summarise import measure
+from fl_dpbayes.calibration.statistics import (
+    CalibrationStatistics,
+    entropies,
+    from_batch,
+    table_shapes,
+)
+from fl_dpbayes.calibration.sums import Sums, SumsForm
 
 __all__ = [
     "COUNT",
@@ -76,6 +83,7 @@ __all__ = [
     "NOISED_BINS",
     "OVERSHOOT",
     "REPORT_BINS",
+    "SENT_COLUMNS",
     "BoundedSum",
     "CalibrationRecord",
     "CalibrationStatistics",
@@ -85,29 +93,29 @@ __all__ = [
     "Evaluation",
     "Floats",
     "Metric",
-    "NetBenefitRecord",
     "NoisedTable",
     "Number",
-    "ReliabilityBin",
     "ReliabilityRecord",
     "ShiftDetectionRecord",
     "Stretch",
     "SubgroupRecord",
     "SummaryPart",
+    "Sums",
+    "SumsForm",
     "Text",
     "bounded_map",
     "bounded_sum",
+    "check_sums",
     "checked_counts",
     "coarsen",
     "counts_warning",
     "describe",
-    "empty",
+    "entropies",
     "estimated_prevalence",
     "exact_auroc",
     "far_off_maps",
     "from_batch",
     "in_fixed_pieces",
-    "measure",
     "median_parameters",
     "method_code",
     "noise_deviation",
@@ -125,7 +133,7 @@ __all__ = [
     "set_sensitivity",
     "share_bound",
     "student_interval",
-    "to_arrays",
+    "table_shapes",
     "top_label_counts",
     "wilson_interval",
     "with_prevalence",

@@ -77,18 +77,16 @@ class SetQuality(NamedTuple):
     size: float
 
 
-def measure_sets(statistics: CalibrationStatistics, first: FirstBins) -> SetQuality | None:
+def measure_sets(statistics: CalibrationStatistics, first: FirstBins) -> SetQuality:
     """Return coverage and mean size of sets, exactly, as thresholds are edges of fine bins.
 
     Args:
-        statistics: Sums over the test records.
+        statistics: Sums over one test record or more.
         first: What `set_thresholds` returned, shape (C,).
 
     Returns:
-        The quality; None without records.
+        The quality.
     """
-    if statistics.count == 0:
-        return None
     fine = coarsen(statistics.class_wise, FINE_BINS)
     tables = [table[start:] for table, start in zip(fine, first, strict=True)]
     covered = float(sum(table[:, OUTCOME].sum() for table in tables))

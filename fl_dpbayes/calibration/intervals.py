@@ -89,20 +89,18 @@ class CalibratedEce(NamedTuple):
 
 def ece_if_calibrated(
     statistics: CalibrationStatistics, generator: np.random.Generator
-) -> CalibratedEce | None:
+) -> CalibratedEce:
     """Return the ECE that a calibrated model of the same confidences would show at this n.
 
     The outcomes of each fine bin are drawn with its mean confidence as their probability.
 
     Args:
-        statistics: The sums.
+        statistics: The sums over one record or more.
         generator: Source of the draws.
 
     Returns:
-        Mean and 95 % quantile over draws; None without records.
+        Mean and 95 % quantile over draws.
     """
-    if statistics.count == 0:
-        return None
     fine = coarsen(statistics.top_label, FINE_BINS)
     bin_of_fine = np.arange(FINE_BINS) * REPORT_BINS // FINE_BINS
     filled = fine[:, COUNT] > 0

@@ -91,9 +91,9 @@ def prevalence_from_means(
     Source: Lipton, Wang, Smola, "Detecting and correcting for label shift with black box
     predictors", ICML 2018.
     """
-    if source.classes != 2:
+    if source.risk is None:
         return None
-    sums = source.class_wise[1].sum(axis=0)
+    sums = source.risk.sum(axis=0)
     positives = sums[OUTCOME]
     negatives = sums[COUNT] - sums[OUTCOME]
     if positives == 0 or negatives == 0:

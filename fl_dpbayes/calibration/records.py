@@ -3,36 +3,25 @@
 Fields stand in the order in which they are written.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    model_serializer,
+from pydantic import Field, model_serializer
+
+from fl_dpbayes.calibration.curves import (
+    Ends,
+    NetBenefitRecord,
+    Number,
+    ReliabilityBin,
+    SummaryPart,
+    Text,
 )
-
+from fl_dpbayes.calibration.intervals import Measured
+from fl_dpbayes.calibration.metrics import errors, ranking, scores, two_classes
+from fl_dpbayes.calibration.statistics import CalibrationStatistics
+from fl_dpbayes.calibration.sums import Sums
 from fl_dpbayes.config import Role
-
-
-def _empty_if_none(value: object) -> object:
-    return "" if value is None else value
-
-
-def _none_if_nan(value: float | None) -> float | None:
-    if value is None or math.isnan(value):
-        return None
-    return value
-
-
-Text = Annotated[str, BeforeValidator(_empty_if_none)]
-Number = Annotated[float | None, AfterValidator(_none_if_nan)]
-Ends = tuple[Number, Number] | None
 
 KEY_FIELDS = ("site", "role", "predictor", "samples", "attribute", "value", "n")
 OVER_SITES: tuple[Literal["pooled", "mean", "median"], ...] = ("pooled", "mean", "median")
@@ -43,7 +32,8 @@ class Metric:
     """A number that follows from the sums that sites add up.
 
     Attributes:
-        file: The module of `calibration/metrics` that holds the function of the metric's key.
+        function: Sums -> its value, with an interval or bounds where it has one; None where it is
+            undefined.
         label: What tables and figures call it; empty for the key in words.
         better: Which values are better; empty where neither is.
         unit: "share" is shown in percentage points.
@@ -51,16 +41,18 @@ class Metric:
             3 stands last and has none.
         calibration_error: In [0, 1], 0 at best.
         bounded: Its ends are bounds for any order of records within a cell, not an interval.
+        needs: Class of the sums that it is a function of.
         key: Its name in `summary.json` and `calibration.csv`; `METRICS` sets it.
     """
 
-    file: str
+    function: Callable[[Any], Measured | float | None]
     label: str = ""
     better: Literal["lower", "higher", ""] = "lower"
     unit: Literal["share", "nats", ""] = ""
     rank: Literal[1, 2, 3] = 2
     calibration_error: bool = False
     bounded: bool = False
+    needs: type[Sums] = CalibrationStatistics
     key: str = ""
 
     @property
@@ -68,35 +60,20 @@ class Metric:
         """What tables and figures call it."""
         return self.label or self.key.replace("_", " ")
 
-
-def _error(label: str = "", rank: Literal[1, 2, 3] = 2) -> Metric:
-    return Metric("errors", label, unit="share", rank=rank, calibration_error=True)
-
-
-class SummaryPart(BaseModel):
-    """A frozen part of the summary; keys that the report does not know are left aside."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
+    def measure(self, sums: Sums) -> Measured | None:
+        """Compute the metric from merged sums; None where it is undefined."""
+        value = self.function(sums) if isinstance(sums, self.needs) else None
+        if value is None or isinstance(value, Measured):
+            return value
+        return Measured(value)
 
 
-class NetBenefitRecord(SummaryPart):
-    """Net benefit of treating above a threshold, beside treating all and none.
-
-    Attributes:
-        threshold: Predicted probability above which a patient is treated.
-        counts: True and false positives, false and true negatives.
-        model: Net benefit per record by the model, with its 95 % interval.
-        interval: The interval of `model`.
-        all: Net benefit per record of treating everyone.
-        none: Net benefit of treating no one, which is 0.
-    """
-
-    threshold: float
-    counts: tuple[int, int, int, int] | None = None
-    model: Number = None
-    interval: Ends = None
-    all: Number = None
-    none: Number = None
+def _error(
+    function: Callable[[CalibrationStatistics], Measured | float | None],
+    label: str = "",
+    rank: Literal[1, 2, 3] = 2,
+) -> Metric:
+    return Metric(function, label, unit="share", rank=rank, calibration_error=True)
 
 
 class CalibrationValues(SummaryPart):
@@ -114,33 +91,41 @@ class CalibrationValues(SummaryPart):
             one more wrong answer could change too much.
     """
 
-    accuracy: Annotated[Number, Metric("scores", "Accuracy", "higher", "share", rank=1)] = None
-    nll: Annotated[Number, Metric("scores", "Negative log-likelihood", unit="nats", rank=1)] = None
+    accuracy: Annotated[Number, Metric(scores.accuracy, "Accuracy", "higher", "share", rank=1)] = (
+        None
+    )
+    nll: Annotated[Number, Metric(scores.nll, "Negative log-likelihood", unit="nats", rank=1)] = (
+        None
+    )
     nll_clipped: int | None = None
-    brier: Annotated[Number, Metric("scores", "Brier score", rank=1)] = None
-    ece: Annotated[Number, _error("Calibration error, ECE (15 bins)", rank=1)] = None
-    ece_10: Annotated[Number, _error()] = None
-    ece_20: Annotated[Number, _error()] = None
-    ece_equal_mass: Annotated[Number, _error()] = None
-    ece_binary: Annotated[Number, _error()] = None
+    brier: Annotated[Number, Metric(scores.brier, "Brier score", rank=1)] = None
+    ece: Annotated[Number, _error(errors.ece, "Calibration error, ECE (15 bins)", rank=1)] = None
+    ece_10: Annotated[Number, _error(errors.ece_10)] = None
+    ece_20: Annotated[Number, _error(errors.ece_20)] = None
+    ece_equal_mass: Annotated[Number, _error(errors.ece_equal_mass)] = None
+    ece_binary: Annotated[Number, _error(errors.ece_binary)] = None
     ece_if_calibrated: Number = None
     ece_if_calibrated_high: Number = None
-    rms_debiased: Annotated[Number, _error("Calibration error, debiased RMS", rank=1)] = None
-    ece_true: Annotated[Number, _error(rank=3)] = None
-    rms_true: Annotated[Number, Metric("errors", unit="share", rank=3)] = None
-    mce: Annotated[Number, _error("Largest bin error (MCE)", rank=1)] = None
-    ace: Annotated[Number, _error("Adaptive error (ACE)", rank=1)] = None
-    sce: Annotated[Number, _error("Class-wise error (SCE)", rank=1)] = None
-    auroc: Annotated[Number, Metric("ranking", "AUROC", "higher", rank=1, bounded=True)] = None
+    rms_debiased: Annotated[
+        Number, _error(errors.rms_debiased, "Calibration error, debiased RMS", rank=1)
+    ] = None
+    ece_true: Annotated[Number, _error(errors.ece_true, rank=3)] = None
+    rms_true: Annotated[Number, Metric(errors.rms_true, unit="share", rank=3)] = None
+    mce: Annotated[Number, _error(errors.mce, "Largest bin error (MCE)", rank=1)] = None
+    ace: Annotated[Number, _error(errors.ace, "Adaptive error (ACE)", rank=1)] = None
+    sce: Annotated[Number, _error(errors.sce, "Class-wise error (SCE)", rank=1)] = None
+    auroc: Annotated[Number, Metric(ranking.auroc, "AUROC", "higher", rank=1, bounded=True)] = None
     auroc_bounds: Ends = None
-    aurc: Annotated[Number, Metric("ranking", bounded=True)] = None
-    aurc_excess: Annotated[Number, Metric("ranking")] = None
+    aurc: Annotated[Number, Metric(ranking.aurc, bounded=True)] = None
+    aurc_excess: Annotated[Number, Metric(ranking.aurc_excess)] = None
     aurc_bounds: Ends = None
-    calibration_intercept: Annotated[Number, Metric("two_classes", better="")] = None
-    calibration_slope: Annotated[Number, Metric("two_classes", better="")] = None
+    calibration_intercept: Annotated[
+        Number, Metric(two_classes.calibration_intercept, better="")
+    ] = None
+    calibration_slope: Annotated[Number, Metric(two_classes.calibration_slope, better="")] = None
     net_benefit: tuple[NetBenefitRecord, ...] | None = None
-    epistemic: Annotated[Number, Metric("scores", better="", unit="nats", rank=3)] = None
-    aleatoric: Annotated[Number, Metric("scores", better="", unit="nats", rank=3)] = None
+    epistemic: Annotated[Number, Metric(scores.epistemic, better="", unit="nats", rank=3)] = None
+    aleatoric: Annotated[Number, Metric(scores.aleatoric, better="", unit="nats", rank=3)] = None
     n: int | None = None
     intervals: dict[str, Ends] = Field(default_factory=dict)
 
@@ -273,28 +258,6 @@ class ConformalRecord(SummaryPart):
     size: Number = None
     n: int | None = None
     n_calibration: int | None = None
-
-
-class ReliabilityBin(SummaryPart):
-    """Records whose risk, or confidence, is in [low, high).
-
-    Attributes:
-        low: Lower end of the bin.
-        high: Upper end of the bin.
-        n: How many records.
-        confidence: Their mean risk, or confidence.
-        accuracy: The share of them with the event, or predicted rightly.
-        band_low: Lower end of where 95 % of a calibrated model's points would lie.
-        band_high: Upper end of it.
-    """
-
-    low: float
-    high: float
-    n: int
-    confidence: Number = None
-    accuracy: Number = None
-    band_low: Number = None
-    band_high: Number = None
 
 
 class ReliabilityRecord(SummaryPart):

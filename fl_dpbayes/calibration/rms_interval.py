@@ -121,8 +121,8 @@ def rms_interval(table: Floats, noise_std: Floats | float = 0.0) -> Interval | N
     low = estimate
     high = estimate
     for direction in range(len(errors)):
-        low = min(low, _least_error(errors[direction], above[direction], upper_tail))
-        high = max(high, _largest_error(errors[direction], below[direction]))
+        low = min(low, _end(errors[direction], above[direction], upper_tail, least=True))
+        high = max(high, _end(errors[direction], below[direction], TAIL, least=False))
     return Interval(low, high)
 
 
@@ -133,34 +133,18 @@ def _models(filled: Floats, p: Floats) -> Floats:
     return np.clip(p + STEPS[:, None] * directions[:, None, :], 0, 1)
 
 
-def _least_error(errors: Floats, above: Floats, tail: float) -> float:
-    """Return the least of ascending errors (S,) that is not ruled out as too small.
+def _end(errors: Floats, share: Floats, tail: float, *, least: bool) -> float:
+    """Return the least, or the largest, of ascending errors (S,) that is not ruled out.
 
-    `above` are the shares of estimates as large as the observed one, (S,).
+    `share` are the shares of estimates as large, or as small, as the observed one, (S,). The end is
+    the error at which the share falls to `tail`, between a kept model and its neighbour:
+    interpolated in normal quantiles, in which a share is nearly linear in the error.
     """
-    possible = np.flatnonzero(above >= tail)
+    possible = np.flatnonzero(share >= tail)
     if not possible.size:
-        return 1.0
-    return _crossing(errors=errors, share=above, tail=tail, inside=int(possible[0]), step=-1)
-
-
-def _largest_error(errors: Floats, below: Floats) -> float:
-    """Return the largest of ascending errors (S,) that is not ruled out as too large.
-
-    `below` are the shares of estimates as small as the observed one, (S,).
-    """
-    possible = np.flatnonzero(below >= TAIL)
-    if not possible.size:
-        return 0.0
-    return _crossing(errors=errors, share=below, tail=TAIL, inside=int(possible[-1]), step=1)
-
-
-def _crossing(errors: Floats, share: Floats, tail: float, inside: int, step: int) -> float:
-    """Return the error at which a share falls to `tail`, between a kept model and its neighbour.
-
-    Interpolated in normal quantiles, in which a share is nearly linear in the error.
-    """
-    outside = inside + step
+        return 1.0 if least else 0.0
+    inside = int(possible[0] if least else possible[-1])
+    outside = inside - 1 if least else inside + 1
     if not 0 <= outside < len(errors):
         return float(errors[inside])
     shares = np.clip([share[inside], share[outside], tail], 1e-9, 1 - 1e-9)

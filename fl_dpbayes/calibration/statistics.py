@@ -1,30 +1,27 @@
-"""What a site counts about its predictions: sums, so that sites add up to their pool."""
+"""What a site counts about class probabilities."""
 
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any, NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from fl_dpbayes.calibration.bins import CELLS, COLUMNS, Floats, cell_index
-from fl_dpbayes.calibration.check import MEASURES, check_labels, check_probabilities, check_sums
+from fl_dpbayes.calibration.bins import CELLS, COLUMNS, OUTCOME, Floats, cell_index
+from fl_dpbayes.calibration.check_predictions import check_labels, check_probabilities
+from fl_dpbayes.calibration.sums import Shapes, Sums, Total
 
 # Below it -log p_y is clipped: one confident error must not make every mean infinite.
 PROBABILITY_FLOOR = 1e-12
-TABLES = ("top_label", "class_wise", "uncertainty", "truth")
+MEASURES = ("epistemic", "total")  # the rows of the histograms of uncertainty
 
 
 @dataclass(frozen=True, eq=False)
-class CalibrationStatistics:
+class CalibrationStatistics(Sums):
     """Sums over records of a test set, from which every error and score of this package follows.
 
     The columns of a table are the sums of 1, p, y, p^2 and p y over the records of a cell (`bins`)
     of p. Scores and uncertainties are sums over records, in nats but for the Brier score.
 
     Attributes:
-        classes: C >= 2.
         top_label: Shape (CELLS, 5); p is the largest class probability (ties: the first class), y
             says whether that class is right.
         class_wise: Shape (C, CELLS, 5); for each class c, p is the probability of c, y says whether
@@ -33,7 +30,6 @@ class CalibrationStatistics:
             1) uncertainty, in cells of its share of ln C.
         truth: Shape (CELLS,), over the records of a cell of `top_label` whose label law is known
             (they are made up): the sum of the true probability of the predicted class.
-        count: Records.
         correct: Records whose top label is right.
         nll: Sum of -log max(p_label, PROBABILITY_FLOOR).
         nll_squared: Sum of its squares.
@@ -46,12 +42,10 @@ class CalibrationStatistics:
         truth_count: Records that `truth` sums over.
     """
 
-    classes: int
     top_label: Floats
     class_wise: Floats
     uncertainty: Floats
     truth: Floats
-    count: float
     correct: float
     nll: float
     nll_squared: float
@@ -63,25 +57,38 @@ class CalibrationStatistics:
     total: float
     truth_count: float
 
+    @property
+    def classes(self) -> int:
+        """C >= 2."""
+        return len(self.class_wise)
 
-SCALARS = tuple(field.name for field in fields(CalibrationStatistics) if field.type is float)
+    @property
+    def risk(self) -> Floats | None:
+        """Of two classes the table of the second one's probability, a risk; else None."""
+        return self.class_wise[1] if self.classes == 2 else None
+
+    def of_records(self) -> tuple[float, ...]:
+        """Count the records of each class."""
+        return tuple(map(float, self.class_wise[..., OUTCOME].sum(axis=1)))
+
+    def totals(self) -> dict[str, Total]:
+        """Return the totals of right answers and of the log score."""
+        return {
+            "accuracy": Total(records=self.count, total=self.correct, squares=self.correct),
+            "negative log-likelihood": Total(
+                records=self.count, total=self.nll, squares=self.nll_squared
+            ),
+        }
 
 
-def array_shapes(classes: int) -> dict[str, tuple[int, ...]]:
-    """Return name -> shape of the arrays of `to_arrays`."""
+def table_shapes(classes: int) -> Shapes:
+    """Return name -> shape of the tables of C classes."""
     return {
         "top_label": (CELLS, COLUMNS),
         "class_wise": (classes, CELLS, COLUMNS),
         "uncertainty": (len(MEASURES), CELLS),
         "truth": (CELLS,),
-        "scalars": (len(SCALARS),),
     }
-
-
-def empty(classes: int) -> CalibrationStatistics:
-    """Return the statistics of no record, the neutral element of `merge`."""
-    zeros = {name: np.zeros(shape) for name, shape in array_shapes(classes).items()}
-    return _unchecked(zeros, classes)
 
 
 def from_batch(
@@ -116,10 +123,9 @@ def from_batch(
     count, classes = probability.shape
     label = check_labels(labels, count, classes)
     if epistemic is None or aleatoric is None or total is None:
-        entropy = -(probability * np.log(np.where(probability > 0, probability, 1.0))).sum(axis=1)
-        epistemic = np.zeros_like(entropy)
-        aleatoric = entropy
-        total = entropy
+        total = entropies(probability)
+        epistemic = np.zeros_like(total)
+        aleatoric = total
     # Rounding may leave a mutual information a little below 0.
     mutual_information = np.maximum(epistemic, 0.0, dtype=np.float64)
     expected_entropy = np.maximum(aleatoric, 0.0, dtype=np.float64)
@@ -138,7 +144,7 @@ def from_batch(
     cell = cell_index(probability, rest_of(probability))
     measured = [mutual_information, total_entropy]
     # Rounding may leave a share a little above 1.
-    shares = np.stack([np.clip(entropies / np.log(classes), 0, 1) for entropies in measured])
+    shares = np.stack([np.clip(values / np.log(classes), 0, 1) for values in measured])
     true_probability = np.zeros(count) if label_law is None else label_law[rows, top]
     of_label = probability[rows, label]
     nll = -np.log(np.maximum(of_label, PROBABILITY_FLOOR))
@@ -149,7 +155,6 @@ def from_batch(
         outcome=right[:, None],
     )
     return CalibrationStatistics(
-        classes=classes,
         top_label=top_label[0],
         class_wise=_tabulate(cell=cell, confidence=probability, outcome=one_hot),
         uncertainty=np.stack([_histogram(cells) for cells in cell_index(shares, 1 - shares)]),
@@ -168,6 +173,12 @@ def from_batch(
     )
 
 
+def entropies(probabilities: Floats) -> Floats:
+    """Return the entropy of each record's probabilities in nats, shape (N, C) -> (N,)."""
+    logs = np.log(np.where(probabilities > 0, probabilities, 1.0))
+    return np.asarray(-(probabilities * logs).sum(axis=1))
+
+
 def rest_of(probability: Floats) -> Floats:
     """Return 1 - p, shape (N, C).
 
@@ -181,85 +192,6 @@ def rest_of(probability: Floats) -> Floats:
         without_top[rows, top] = 0
         rest[rows, top] = without_top.sum(axis=1)
     return rest
-
-
-def merge(first: CalibrationStatistics, second: CalibrationStatistics) -> CalibrationStatistics:
-    """Add the statistics of two disjoint sets of records."""
-    sums = {name: getattr(first, name) + getattr(second, name) for name in (*TABLES, *SCALARS)}
-    return CalibrationStatistics(first.classes, **sums)
-
-
-def to_arrays(statistics: CalibrationStatistics) -> dict[str, Floats]:
-    """Write statistics as named float64 arrays.
-
-    They are the tables of the class, and `scalars` in the order of SCALARS.
-    """
-    arrays: dict[str, Floats] = {name: getattr(statistics, name) for name in TABLES}
-    arrays["scalars"] = np.array([getattr(statistics, name) for name in SCALARS], np.float64)
-    return arrays
-
-
-def from_arrays(arrays: Mapping[str, npt.NDArray], classes: int) -> CalibrationStatistics:
-    """Read statistics from the arrays of a message.
-
-    Args:
-        arrays: As of `to_arrays`, their form checked by `protocol.arrays`.
-        classes: C >= 2.
-
-    Returns:
-        The statistics.
-
-    Raises:
-        ValueError: If the sums contradict each other, so that no set of records could have
-            produced them.
-    """
-    statistics = _unchecked(arrays, classes)
-    scalars = {name: getattr(statistics, name) for name in SCALARS}
-    check_sums(arrays=arrays, scalars=scalars, largest_nll=-np.log(PROBABILITY_FLOOR))
-    return statistics
-
-
-def _unchecked(arrays: Mapping[str, npt.NDArray], classes: int) -> CalibrationStatistics:
-    sums: dict[str, Any] = {name: arrays[name] for name in TABLES}
-    sums |= zip(SCALARS, map(float, arrays["scalars"]), strict=True)
-    return CalibrationStatistics(classes, **sums)
-
-
-class SparseStatistics(NamedTuple):
-    """Statistics without the zeros of their tables, nearly all of a small test set's cells.
-
-    Attributes:
-        classes: C.
-        places: Where the other numbers stand in the arrays of `to_arrays`, joined, shape (S,).
-        values: These numbers, shape (S,).
-    """
-
-    classes: int
-    places: npt.NDArray[np.int32]
-    values: Floats
-
-    def dense(self) -> CalibrationStatistics:
-        """Return the statistics with their zeros."""
-        shapes = array_shapes(self.classes)
-        ends = np.cumsum([math.prod(shape) for shape in shapes.values()])
-        joined = np.zeros(ends[-1])
-        joined[self.places] = self.values
-        parts = np.split(joined, ends[:-1])
-        arrays = {
-            name: part.reshape(shape)
-            for (name, shape), part in zip(shapes.items(), parts, strict=True)
-        }
-        return _unchecked(arrays, self.classes)
-
-
-def sparse(statistics: CalibrationStatistics) -> SparseStatistics:
-    """Leave out the zeros of statistics.
-
-    Of 40 records a hundredth of the memory stays, of a million half as much again.
-    """
-    joined = np.concatenate([array.ravel() for array in to_arrays(statistics).values()])
-    places = np.flatnonzero(joined).astype(np.int32)
-    return SparseStatistics(statistics.classes, places, joined[places])
 
 
 def _tabulate(cell: npt.NDArray[np.int64], confidence: Floats, outcome: Floats) -> Floats:

@@ -9,55 +9,41 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fl_dpbayes.calibration.bins import CONFIDENCE, COUNT, Floats
+from fl_dpbayes.calibration.curves import Ends
 from fl_dpbayes.calibration.intervals import (
     LEVEL,
-    Measured,
     draw_calibrated,
     ece_if_calibrated,
     wilson_interval,
 )
 from fl_dpbayes.calibration.metrics.errors import mean_absolute_gap
 from fl_dpbayes.calibration.metrics.two_classes import decision_curve
-from fl_dpbayes.calibration.records import METRICS, CalibrationValues, Metric
+from fl_dpbayes.calibration.records import METRICS, CalibrationValues
 from fl_dpbayes.calibration.release import NoisedTable
 from fl_dpbayes.calibration.rms_interval import debiased_mean_square_gap, rms_interval
 from fl_dpbayes.calibration.statistics import CalibrationStatistics
-from fl_dpbayes.config import implementation
+from fl_dpbayes.calibration.sums import Sums
 
 # Standard deviations of noise that a count must exceed before a ratio over it means anything.
 CLEAR = 5.0
 
 
-def measure(metric: Metric, statistics: CalibrationStatistics) -> Measured | None:
-    """Compute a metric from merged statistics, None where it is undefined."""
-    code = implementation("fl_dpbayes.calibration.metrics", metric.file)
-    value = getattr(code, metric.key)(statistics)
-    if value is None or isinstance(value, Measured):
-        return value
-    return Measured(value)
-
-
-def summarise(
-    statistics: CalibrationStatistics, generator: np.random.Generator
-) -> CalibrationValues:
-    """Summarise exact statistics of a site, or of several merged.
+def summarise(sums: Sums, generator: np.random.Generator) -> CalibrationValues:
+    """Summarise exact sums of a site, or of several merged.
 
     Args:
-        statistics: The sums.
+        sums: Of any outcome; the metrics of others stay undefined.
         generator: Source of the draws behind `ece_if_calibrated`.
 
     Returns:
         All values; without records n = 0, and all else is None.
     """
-    if statistics.count == 0:
+    if sums.count == 0:
         return CalibrationValues(n=0)
-    values: dict[str, Any] = {
-        "n": int(statistics.count),
-        "nll_clipped": int(statistics.nll_clipped),
-    }
-    intervals = {}
+    values: dict[str, Any] = {}
+    intervals: dict[str, Ends] = {}
     for key, metric in METRICS.items():
-        measured = measure(metric, statistics)
+        measured = metric.measure(sums)
         if measured is None:
             continue
         values[key] = measured.value
@@ -65,14 +51,13 @@ def summarise(
             values[f"{key}_bounds"] = measured.bounds
         if measured.interval is not None:
             intervals[key] = measured.interval
-    reference = ece_if_calibrated(statistics, generator)
-    if reference is not None:
+    if isinstance(sums, CalibrationStatistics):
+        reference = ece_if_calibrated(sums, generator)
+        values["nll_clipped"] = int(sums.nll_clipped)
         values["ece_if_calibrated"] = reference.mean
         values["ece_if_calibrated_high"] = reference.high
-    curve = decision_curve(statistics)
-    if curve is not None:
-        values["net_benefit"] = curve
-    return CalibrationValues.model_validate({**values, "intervals": intervals})
+        values["net_benefit"] = decision_curve(sums)
+    return CalibrationValues(n=int(sums.count), intervals=intervals, **values)
 
 
 def summarise_noised(table: NoisedTable, generator: np.random.Generator) -> CalibrationValues:
@@ -110,16 +95,14 @@ def summarise_noised(table: NoisedTable, generator: np.random.Generator) -> Cali
         ),
         "rms_debiased": rms_interval(sums, joined.noise_std),
     }
-    return CalibrationValues.model_validate(
-        {
-            "n": n,
-            "accuracy": min(1.0, max(0.0, correct / count)),
-            "ece": mean_absolute_gap(sums),
-            "ece_if_calibrated": float(reference.mean()),
-            "ece_if_calibrated_high": float(np.quantile(reference, LEVEL)),
-            "rms_debiased": math.sqrt(min(1.0, max(0.0, mean_square_gap))),
-            "intervals": {metric: ends for metric, ends in intervals.items() if ends is not None},
-        }
+    return CalibrationValues(
+        n=n,
+        accuracy=min(1.0, max(0.0, correct / count)),
+        ece=mean_absolute_gap(sums),
+        ece_if_calibrated=float(reference.mean()),
+        ece_if_calibrated_high=float(np.quantile(reference, LEVEL)),
+        rms_debiased=math.sqrt(min(1.0, max(0.0, mean_square_gap))),
+        intervals={metric: ends for metric, ends in intervals.items() if ends is not None},
     )
 
 

@@ -84,6 +84,12 @@ from fl_dpbayes.config.names import (
     outside_text,
     site_name,
 )
+from fl_dpbayes.config.outcome import (
+    AnyOutcome,
+    Classification,
+    OutcomeConfig,
+    Targets,
+)
 from fl_dpbayes.config.plan import (
     FLAT,
     MAX_STEPS,
@@ -215,7 +221,8 @@ from fl_dpbayes.config.task import (
     StrokeProjection,
     Task,
     TrainedPrevalence,
-    check_prevalence_classes,
+    check_prevalence,
+    is_prevalence_of,
 )
 from fl_dpbayes.config.validation_text import (
     explain,
@@ -245,6 +252,7 @@ __all__ = [
     "VARIABLE",
     "Adam",
     "Adjacency",
+    "AnyOutcome",
     "AnyPrivacyPlan",
     "AnyRecalibrationPlan",
     "Arrays",
@@ -256,6 +264,7 @@ __all__ = [
     "BuiltIn",
     "CNNModel",
     "ClassesPartition",
+    "Classification",
     "Clipping",
     "Connection",
     "Consensus",
@@ -298,6 +307,7 @@ __all__ = [
     "NoiseCoupling",
     "NotInstalledError",
     "OfficialPart",
+    "OutcomeConfig",
     "OutsideText",
     "Parameters",
     "Partition",
@@ -339,6 +349,7 @@ __all__ = [
     "SyntheticInputs",
     "SyntheticSites",
     "Table",
+    "Targets",
     "Task",
     "TrainedPrevalence",
     "TrainingPlan",
@@ -350,7 +361,7 @@ __all__ = [
     "backbone_folder",
     "cannot_be_kept",
     "check_origin",
-    "check_prevalence_classes",
+    "check_prevalence",
     "check_rows",
     "counted",
     "damaged",
@@ -363,6 +374,7 @@ __all__ = [
     "import_apps",
     "installed_package",
     "is_group_text",
+    "is_prevalence_of",
     "known_folder",
     "load_scenario",
     "load_study",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
+from fl_dpbayes.config.outcome import AnyOutcome
 from fl_dpbayes.config.plan import MIN_CLIP_NORM, Adjacency, AnyPrivacyPlan, Probability
 from fl_dpbayes.files import Config, by_default
 
@@ -28,6 +29,7 @@ class Method:
         per_class: Number of further parameters for each class.
         for_more_classes: What to choose instead for more than two classes; empty where the method
             takes any number.
+        outcome: Kind of the outcome whose predictions it maps.
         rising_knots: Whether the parameters are positions of knots, then values, in [0, 1] and
             never falling.
     """
@@ -36,6 +38,7 @@ class Method:
     parameters: int = 0
     per_class: int = 0
     for_more_classes: str = ""
+    outcome: str = "classification"
     rising_knots: bool = False
 
 
@@ -60,21 +63,23 @@ else:
     RecalibrationMethod = Literal[tuple(METHODS)]
 
 
-def parameter_count(method: RecalibrationMethod, classes: int) -> int:
+def parameter_count(method: RecalibrationMethod, outcome: AnyOutcome) -> int:
     """Return how many parameters a map has.
 
     Args:
         method: Name of the method.
-        classes: Number of classes, 2 or more.
+        outcome: Whose predictions are mapped.
 
     Raises:
-        ValueError: The method is not for so many classes.
+        ValueError: The method is not for this outcome.
     """
     record = METHODS[method]
-    if record.for_more_classes and classes != 2:
-        allowed = f"here are {classes}: choose {record.for_more_classes!r}"
+    if outcome.kind != record.outcome:
+        raise ValueError(f"method {method!r} is for {record.outcome}, not for {outcome.kind}")
+    if record.for_more_classes and not outcome.is_event:
+        allowed = f"here are {outcome.outputs}: choose {record.for_more_classes!r}"
         raise ValueError(f"method {method!r} is for two classes, {allowed}")
-    return record.parameters + record.per_class * classes
+    return record.parameters + record.per_class * outcome.outputs
 
 
 class RecalibrationMap(Config):

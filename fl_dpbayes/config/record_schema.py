@@ -64,7 +64,7 @@ def record_schema(source: Source) -> RecordSchema:
     keys = source.model_dump(mode="json", exclude=_OF_THE_SITE)
     constants = {key: keys.pop(key) for key in _CONSTANTS if key in keys}
     labels = {key: keys.pop(key) for key in _LABELS if key in keys}
-    labels["classes"] = task.classes
+    labels |= task.outcome.model_dump(mode="json", exclude={"kind"})
     labels["class_names"] = source.names_of_classes
     features = {"shape": task.input_shape, **keys}
     parts = {"features": features, "constants": constants, "labels": labels}

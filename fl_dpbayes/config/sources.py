@@ -14,6 +14,7 @@ from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt
 
 from fl_dpbayes.config.data_folder import known_folder
 from fl_dpbayes.config.names import GroupText
+from fl_dpbayes.config.outcome import Classification
 from fl_dpbayes.config.registry import SOURCE_GROUP, Choice, Registry
 from fl_dpbayes.config.task import Task
 from fl_dpbayes.errors import UserError
@@ -39,7 +40,7 @@ class SourceConfig(Choice):
     @property
     @abstractmethod
     def task(self) -> Task:
-        """Shape of a record and number of classes."""
+        """Shape of a record, and the outcome."""
 
     @property
     def parts(self) -> tuple[OfficialPart, ...]:
@@ -136,7 +137,7 @@ class _DataSet(NamedTuple):
 
 
 def _task(*shape: int, classes: int = 2) -> Task:
-    return Task(input_shape=shape, classes=classes)
+    return Task(input_shape=shape, outcome=Classification(classes=classes))
 
 
 _DATA_SETS = {
@@ -189,7 +190,7 @@ class BuiltIn(SourceConfig):
 
     @property
     def task(self) -> Task:
-        """Shape of a record and number of classes."""
+        """Shape of a record, and the outcome."""
         return _DATA_SETS[self.kind].task
 
     @property
@@ -331,7 +332,9 @@ class Table(FileSource):
     @property
     def task(self) -> Task:
         """One number for each feature."""
-        return Task(input_shape=(len(self.feature_names),), classes=self.classes)
+        return Task(
+            input_shape=(len(self.feature_names),), outcome=Classification(classes=self.classes)
+        )
 
     def _check_keys(self) -> None:
         _check_constants(len(self.features), self.centers, self.scales)
@@ -398,7 +401,8 @@ class ImageFolder(FileSource):
                 f"image folder {self.path} has {classes} sub-folders: make one per class, "
                 "at least two"
             )
-        return Task(input_shape=(self.channels, self.height, self.width), classes=classes)
+        outcome = Classification(classes=classes)
+        return Task(input_shape=(self.channels, self.height, self.width), outcome=outcome)
 
     @property
     def unit(self) -> str:
@@ -448,8 +452,9 @@ class HuggingFace(FileSource):
     def task(self) -> Task:
         """Sizes of images, or the numeric columns."""
         if self.height is not None and self.width is not None:
-            return Task(input_shape=(self.channels, self.height, self.width), classes=self.classes)
-        return Task(input_shape=(len(self.columns),), classes=self.classes)
+            input_shape = (self.channels, self.height, self.width)
+            return Task(input_shape=input_shape, outcome=Classification(classes=self.classes))
+        return Task(input_shape=(len(self.columns),), outcome=Classification(classes=self.classes))
 
     @property
     def parts(self) -> tuple[OfficialPart, ...]:
@@ -506,7 +511,7 @@ class Arrays(FileSource):
     @property
     def task(self) -> Task:
         """As stated."""
-        return Task(input_shape=self.input_shape, classes=self.classes)
+        return Task(input_shape=self.input_shape, outcome=Classification(classes=self.classes))
 
     @property
     def names_of_classes(self) -> tuple[str, ...]:
@@ -556,7 +561,7 @@ class Logistic2D(SyntheticSites):
     @property
     def task(self) -> Task:
         """Points in the plane."""
-        return Task(input_shape=(2,), classes=2)
+        return _task(2)
 
 
 @register_source
@@ -576,7 +581,7 @@ class Radiographs(SyntheticSites):
     @property
     def task(self) -> Task:
         """Square grey pictures."""
-        return Task(input_shape=(1, self.side, self.side), classes=2)
+        return _task(1, self.side, self.side)
 
     def _check_keys(self) -> None:
         super()._check_keys()

@@ -5,13 +5,15 @@ All of them are public constants, so they cost no privacy.
 
 import math
 import re
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, model_serializer, model_validator
 
 from fl_dpbayes.config.names import EvaluationRelease
+from fl_dpbayes.config.outcome import AnyOutcome, Classification
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.files import Config, canonical_json
 
@@ -19,12 +21,32 @@ Width = Annotated[int, Field(gt=0, le=8192)]
 
 
 class Task(Config):
-    """A classification task: records of shape `input_shape`, labels 0 .. classes - 1."""
+    """Records of shape `input_shape`, and the outcome that is predicted of them.
+
+    A classification is written by `classes` alone, as all tasks were before there were kinds of
+    outcomes: files, messages and their digests stay as they are.
+    """
 
     input_shape: Annotated[
         tuple[Annotated[int, Field(gt=0, le=4096)], ...], Field(min_length=1, max_length=3)
     ]
-    classes: Annotated[int, Field(ge=2, le=1000)]
+    outcome: AnyOutcome
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_classes(cls, keys: Any) -> Any:
+        if not isinstance(keys, dict) or "classes" not in keys:
+            return keys
+        other_keys = {name: value for name, value in keys.items() if name != "classes"}
+        return {**other_keys, "outcome": {"kind": "classification", "classes": keys["classes"]}}
+
+    @model_serializer(mode="wrap")
+    def _write_classes(self, serialize: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+        keys = serialize(self)
+        if isinstance(self.outcome, Classification):
+            del keys["outcome"]
+            keys["classes"] = self.outcome.classes
+        return keys
 
 
 def _sha256(value: str) -> str:
@@ -323,21 +345,26 @@ def check_noised_estimate(
         )
 
 
-def check_prevalence_classes(
-    key: str, prevalence: Prevalence | SitePrevalence | None, classes: int
+def is_prevalence_of(shares: tuple[float, ...], outcome: AnyOutcome) -> bool:
+    """Say whether shares are those of an outcome's classes, one for each."""
+    return isinstance(outcome, Classification) and len(shares) == outcome.classes
+
+
+def check_prevalence(
+    key: str, prevalence: Prevalence | SitePrevalence | None, outcome: AnyOutcome
 ) -> None:
     """Check that a declared prevalence has one share for each class of the records.
 
     Args:
         key: Name of the key, for the error.
         prevalence: Shares of the classes, `estimated`, or None.
-        classes: Number of classes, 2 or more.
+        outcome: Of the records.
 
     Raises:
         UserError: The number of shares is another.
     """
-    if isinstance(prevalence, tuple) and len(prevalence) != classes:
+    if isinstance(prevalence, tuple) and not is_prevalence_of(prevalence, outcome):
         raise UserError(
-            f"{key} has {len(prevalence)} shares, the records have {classes} classes: give "
+            f"{key} has {len(prevalence)} shares, the records have {outcome.description}: give "
             "one for each"
         )

@@ -113,8 +113,9 @@ def label_total_variation(labels: Indices, parts: list[Indices]) -> float:
         labels: (N,), each record's class.
         parts: K arrays of indices into `labels`, none empty; the pool is their union.
     """
-    classes = int(labels.max()) + 1
-    return _mean_distance([np.bincount(labels[part], minlength=classes) for part in parts])
+    values, numbers = np.unique(labels, return_inverse=True)
+    counts = [np.bincount(numbers[part], minlength=len(values)) for part in parts]
+    return _mean_distance(counts)
 
 
 def feature_total_variation(scores: Floats, parts: list[Indices]) -> float:

@@ -80,10 +80,8 @@ def _check_values(records: PublicRecords, task: Task, path: Path) -> None:
             f"public records {path} have pixels from {features.min():g} to {features.max():g}: "
             "the sites' are in [0, 1], divide by the largest grey level"
         )
-    if labels is not None and not ((labels >= 0) & (labels < task.classes)).all():
-        raise UserError(
-            f"public records {path}: labels must be whole numbers from 0 to {task.classes - 1}"
-        )
+    if labels is not None and not task.outcome.holds(labels).all():
+        raise UserError(f"public records {path}: labels must be {task.outcome.allowed}")
 
 
 def synthetic_inputs(
@@ -204,10 +202,10 @@ def _images(folder: Path, task: Task, most: int, *, labelled: bool) -> PublicRec
 def _folder_labels(folder: Path, files: list[Path], task: Task) -> npt.NDArray[np.int64]:
     """Return each file's class, the place of its sub-folder in alphabetical order."""
     classes = sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
-    if len(classes) != task.classes or any(file.parent.parent != folder for file in files):
+    if len(classes) != task.outcome.outputs or any(file.parent.parent != folder for file in files):
         raise UserError(
             f"public records {folder} have {len(classes)} sub-folders: for labels each image "
-            f"must lie in one of {task.classes}, one per class; or {NO_LABELS}"
+            f"must lie in one of {task.outcome.outputs}, one per class; or {NO_LABELS}"
         )
     return np.array([classes.index(file.parent.name) for file in files], np.int64)
 

@@ -23,7 +23,7 @@ from fl_dpbayes.config import (
     Split,
     Task,
     backbone_folder,
-    check_prevalence_classes,
+    check_prevalence,
     counted,
     parameter_count,
     recalibration_plan,
@@ -106,28 +106,29 @@ def _check_delta(site: PlannedSite, scenario: Scenario) -> None:
 
 
 def check_task(scenario: Scenario, task: Task) -> None:
-    """Check what depends on the shape of a record and the number of classes.
+    """Check what depends on the shape of a record and the outcome.
 
     Args:
         scenario: The scenario.
-        task: The records' shape and number of classes.
+        task: The records' shape and outcome.
 
     Raises:
-        UserError: If the method of recalibration is not for so many classes, a prevalence names
+        UserError: If the method of recalibration is not for this outcome, a prevalence names
             another number, the model does not fit the records, or the rule needs more samples of
             each site than its chains keep.
     """
     if scenario.recalibration is not None:
         try:
-            parameter_count(scenario.recalibration.method, task.classes)
+            parameter_count(scenario.recalibration.method, task.outcome)
         except ValueError as error:
             raise UserError(f"recalibration: {error}") from None
-    check_prevalence_classes("data.prevalence", scenario.data.prevalence, task.classes)
+    check_prevalence("data.prevalence", scenario.data.prevalence, task.outcome)
     for name, site in scenario.sites.items():
-        check_prevalence_classes(f"sites.{name}.prevalence", site.prevalence, task.classes)
-    if scenario.hierarchical is not None and task.classes != 2:
+        check_prevalence(f"sites.{name}.prevalence", site.prevalence, task.outcome)
+    if scenario.hierarchical is not None and not task.outcome.is_event:
         raise UserError(
-            f"[hierarchical] is for 2 classes, the records have {task.classes}: remove the section"
+            f"[hierarchical] is for 2 classes, the records have {task.outcome.outputs}: remove "
+            "the section"
         )
     shapes = model_shapes(scenario.model, task)
     if not scenario.aggregation.own_rounds:

@@ -18,7 +18,7 @@ from fl_dpbayes.config import (
     Shift,
     SiteFile,
     Task,
-    check_prevalence_classes,
+    check_prevalence,
 )
 from fl_dpbayes.data.feature_cache import cached_features
 from fl_dpbayes.data.records import Records, array_bytes, frozen, load_unscaled, magnitude_warnings
@@ -291,7 +291,7 @@ def site_of(site_file: SiteFile, records: Records) -> Site:
             values["feature"],
             values["size"],
         )
-    check_prevalence_classes("prevalence", site_file.prevalence, records.task.classes)
+    check_prevalence("prevalence", site_file.prevalence, records.task.outcome)
     parts = _parts(site_file, records)
     declared_part = parts.get("train", parts["test"])
     check_declaration(site_file.units, declared_part.unit_count, records.unit)
@@ -411,10 +411,10 @@ def _check_records(records: Records) -> None:
             "a feature is not a finite number: remove or impute such records before they "
             "reach the site"
         )
-    if records.labels.min() < 0 or records.labels.max() >= records.task.classes:
+    outcome = records.task.outcome
+    if not outcome.holds(records.labels).all():
         raise UserError(
-            f"a label is outside 0 to {records.task.classes - 1}: correct it, or the "
-            "number of classes"
+            f"a label is not allowed: they must be {outcome.allowed}; correct it, or the outcome"
         )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fl_dpbayes.calibration import METRICS, CalibrationStatistics, from_batch, measure, on_grid
+from fl_dpbayes.calibration import METRICS, CalibrationStatistics, from_batch, on_grid
 from fl_dpbayes.config import Role, Scenario, read_site_file
 from fl_dpbayes.data import BASELINES, Site, SiteSplit, load_site
 from fl_dpbayes.files import RunStore
@@ -79,7 +79,7 @@ def baselines(sites: Sequence[Site]) -> Baselines:
     Returns:
         A row for each baseline and role, and why a baseline is missing.
     """
-    classes = sites[0].task.classes
+    classes = sites[0].task.outcome.classes
     training = {site.name: site.train for site in sites if site.train is not None}
     features = np.concatenate([part.features for part in training.values()])
     labels = np.concatenate([part.labels for part in training.values()])
@@ -183,7 +183,7 @@ def _measured(statistics: CalibrationStatistics) -> dict[str, object]:
     """Return the metrics, rounded to three places: more would tell the training labels."""
     measured = {}
     for key in SHOWN:
-        metric = measure(METRICS[key], statistics)
+        metric = METRICS[key].measure(statistics)
         if metric is not None:
             measured[key] = metric
     intervals = {

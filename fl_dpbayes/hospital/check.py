@@ -117,7 +117,8 @@ def _part_findings(records: Records, site: Site) -> Iterator[Finding]:
         if part.unit_names is not None:
             names += part.unit_names.tolist()
     yield passed(
-        "data", f"{len(records)} records of {site.task.input_shape} and {site.task.classes} classes"
+        "data",
+        f"{len(records)} records of {site.task.input_shape} and {site.task.outcome.description}",
     )
     if len(set(names)) == len(names):
         yield passed("patients", f"no {site.unit} is in two parts: {', '.join(sizes)}")

@@ -19,7 +19,8 @@ from fl_dpbayes.models import (
     reproducible_branch,
 )
 from fl_dpbayes.models.processor import processor
-from fl_dpbayes.samplers import Workload, checked_gradient_shape, summed_cross_entropy, wanted_rows
+from fl_dpbayes.outcomes import outcome_of
+from fl_dpbayes.samplers import Workload, checked_gradient_shape, wanted_rows
 
 # Of a usual plan.
 BATCH_SIZE = 256
@@ -46,7 +47,7 @@ def pass_findings(path: Path, site_file: SiteFile) -> Iterator[Finding]:
         way="book_keeping",
         input_shape=task.input_shape,
         target_type=torch.int64,
-        loss=summed_cross_entropy,
+        loss=outcome_of(task.outcome).loss,
     )
     try:
         shape = checked_gradient_shape(workload, rows)

@@ -158,7 +158,7 @@ def _label_findings(table: pandas.DataFrame, source: Table) -> Iterator[Finding]
         yield from _bad_rows(
             table=table,
             name=source.label,
-            is_bad=labels.notna() & ~labels.isin(range(source.classes)),
+            is_bad=labels.notna() & ~source.task.outcome.holds(labels),
             fault=f"a label that is no whole number from 0 to {source.classes - 1}",
             remedy="write each label as one of these numbers",
         )

@@ -127,13 +127,13 @@ def _write_made_up_records(site: SiteFile, names: list[str | int], folder: Path)
     source = site.source
     task = source.task
     generator = np.random.default_rng(0)
-    labels = generator.integers(0, task.classes, len(names))
+    labels = task.outcome.made_up(generator, len(names))
     if isinstance(source, Table):
         return _write_made_up_table(source, names, labels, folder, generator)
     path = folder / "records.npz"
     features = generator.random((len(names), *task.input_shape), np.float32)
     np.savez(path, features=features, labels=labels, units=np.array(names))
-    return ArraysSource(path=path, input_shape=task.input_shape, classes=task.classes)
+    return ArraysSource(path=path, input_shape=task.input_shape, classes=task.outcome.outputs)
 
 
 def _write_made_up_table(

@@ -67,7 +67,7 @@ def planned_requests(scenario: Scenario, site: SiteFile) -> Requests:
     if scenario.recalibration is not None:
         method = scenario.recalibration.method
         initial_map = RecalibrationMap(
-            method=method, parameters=(0.0,) * parameter_count(method, task.classes)
+            method=method, parameters=(0.0,) * parameter_count(method, task.outcome)
         )
         if site.role == "train" and site.split.recalibration_fraction > 0:
             requests["train.recalibrate"] = _recalibrate_request(

@@ -19,7 +19,7 @@ from fl_dpbayes.models.parameters import parameter_shapes
 def build_model(
     model: Model, task: Task, seed: int, weights_folder: Path | None = None
 ) -> nn.Module:
-    """Build a module (N, *model_input_shape) -> logits (N, classes).
+    """Build a module (N, *model_input_shape) -> outputs (N, K).
 
     Hidden weights are uniform on [-b, b], b = sqrt(6 / fan_in); biases and the output layer are
     zero, so every model starts at the uniform prediction. torch's global generator is neither read
@@ -29,7 +29,7 @@ def build_model(
 
     Args:
         model: The model's record.
-        task: It tells the shape of records and the number of classes.
+        task: It tells the shape of records and the outcome.
         seed: The same seed gives the same initial parameters.
         weights_folder: Where the weights of an own module lie.
 
@@ -80,7 +80,7 @@ def model_shapes(model: Model, task: Task) -> dict[str, tuple[int, ...]]:
 
     Args:
         model: The model's record.
-        task: It tells the shape of records and the number of classes.
+        task: It tells the shape of records and the outcome.
 
     Returns:
         Shapes by name.
@@ -95,7 +95,7 @@ def model_shapes(model: Model, task: Task) -> dict[str, tuple[int, ...]]:
 def _shapes(model: Model, task: Task, _identity: object) -> dict[str, tuple[int, ...]]:
     if isinstance(model, ModuleModel):
         input_shape = _body_input_shape(model, task)
-        return checked_shapes(model, input_shape=input_shape, classes=task.classes)
+        return checked_shapes(model, input_shape=input_shape, outputs=task.outcome.outputs)
     return parameter_shapes(_trained_layers(model, task))
 
 
@@ -161,7 +161,7 @@ def _body_input_shape(model: Model, task: Task) -> tuple[int, ...]:
 def _trained_layers(model: Model, task: Task) -> nn.Sequential:
     body, width = body_layers(model, _body_input_shape(model, task))
     with torch.device("meta"):
-        network = nn.Sequential(*body, nn.Linear(width, task.classes))
+        network = nn.Sequential(*body, nn.Linear(width, task.outcome.outputs))
     return network if model.frozen_body is None else network[-1:]
 
 

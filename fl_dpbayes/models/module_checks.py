@@ -128,7 +128,7 @@ def check_records_apart(
     module: nn.Module,
     input_shape: Sequence[int],
     named: str = "the module",
-    classes: int | None = None,
+    outputs: int | None = None,
 ) -> int:
     """Check, on made-up records, that a module computes each record by itself and fails on none.
 
@@ -136,7 +136,7 @@ def check_records_apart(
         module: Only copies are called.
         input_shape: Of one record.
         named: How an error begins.
-        classes: How many logits it must return; any number if None.
+        outputs: How many logits it must return; any number if None.
 
     Returns:
         K, the number of its logits.
@@ -154,18 +154,18 @@ def check_records_apart(
     records = torch.randn((ROWS, *input_shape), generator=generator).to(parameter)
     records[1::2] *= 100
     with torch.random.fork_rng(devices=[]), torch.no_grad():
-        classes = _outputs(probe, extremes, named=named, classes=classes).shape[1]
+        width = _outputs(probe, extremes, named=named, width=outputs).shape[1]
         for draw, drawn in enumerate(drawn_modules(module)):
             some_records = records[:4] if draw else records
-            _check_each_by_itself(drawn, some_records, named=named, classes=classes)
+            _check_each_by_itself(drawn, some_records, named=named, width=width)
         _check_guards(module, records[:4], named=named)
         check_unmoved(module, input_shape, named=named)
-    return classes
+    return width
 
 
-def _check_each_by_itself(module: nn.Module, records: Tensor, named: str, classes: int) -> None:
-    together = _outputs(module, records, named=named, classes=classes)
-    again = _outputs(module, records, named=named, classes=classes)
+def _check_each_by_itself(module: nn.Module, records: Tensor, named: str, width: int) -> None:
+    together = _outputs(module, records, named=named, width=width)
+    again = _outputs(module, records, named=named, width=width)
     if not torch.equal(together, again):
         raise UserError(
             f"{named} gives the same records different logits when it is called again: leave out "
@@ -174,7 +174,7 @@ def _check_each_by_itself(module: nn.Module, records: Tensor, named: str, classe
         )
 
     def outputs_of(record: Tensor) -> Tensor:
-        return _outputs(module, record[None], named=named, classes=classes)[0]
+        return _outputs(module, record[None], named=named, width=width)[0]
 
     # What branches on a value, even on one that is not met here, cannot be mapped over records.
     by_itself = mapped(outputs_of, records)
@@ -200,7 +200,7 @@ def _check_guards(module: nn.Module, records: Tensor, named: str) -> None:
         for neighbour_scale in _NEIGHBOUR_SCALES:
             changed = records.clone()
             changed[1::2] *= neighbour_scale
-            outputs = _outputs(scaled, changed, named=named, classes=None)[::2]
+            outputs = _outputs(scaled, changed, named=named, width=None)[::2]
             if not _are_near(outputs, expected):
                 raise UserError(
                     f"{named} gives a record other logits when large or small values are beside "
@@ -216,7 +216,7 @@ def _are_near(outputs: Tensor, expected: Tensor) -> bool:
     return bool((are_finite_alike & (are_near | ~expected.isfinite())).all())
 
 
-def _outputs(module: nn.Module, records: Tensor, named: str, classes: int | None) -> Tensor:
+def _outputs(module: nn.Module, records: Tensor, named: str, width: int | None) -> Tensor:
     shape = list(records.shape)
     try:
         # A module may write into its inputs.
@@ -229,10 +229,10 @@ def _outputs(module: nn.Module, records: Tensor, named: str, classes: int | None
             "and return logits (N, classes)"
         ) from None
     is_matrix = isinstance(outputs, Tensor) and outputs.ndim == 2 and len(outputs) == shape[0]
-    if not is_matrix or classes not in (None, outputs.shape[1]):
+    if not is_matrix or width not in (None, outputs.shape[1]):
         is_tensor = isinstance(outputs, Tensor)
         description = f"shape {list(outputs.shape)}" if is_tensor else f"a {type(outputs).__name__}"
-        expected = [len(records), classes or "classes"]
+        expected = [len(records), width or "classes"]
         raise UserError(
             f"{named} returns {description} for records of shape {shape}: it must return logits "
             f"of shape {expected}, one row per record"

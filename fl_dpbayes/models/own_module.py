@@ -170,13 +170,13 @@ def unbuilt_size(model: ModuleModel) -> float:
         return math.inf
 
 
-def checked_shapes(model: ModuleModel, input_shape: tuple[int, ...], classes: int) -> Shapes:
+def checked_shapes(model: ModuleModel, input_shape: tuple[int, ...], outputs: int) -> Shapes:
     """Return the shapes of the trained parameters of a module, after checking it.
 
     Args:
         model: Of a scenario; its weights are not read.
         input_shape: Of what the module is given of one record.
-        classes: How many logits it must return.
+        outputs: How many logits it must return.
 
     Returns:
         Shapes by name.
@@ -199,7 +199,7 @@ def checked_shapes(model: ModuleModel, input_shape: tuple[int, ...], classes: in
                 f"{title} has another {name!r} each time it is made: draw what is not trained "
                 "by torch's generator, which is seeded, or give it by model.weights"
             )
-    check_records_apart(module, input_shape, named=title, classes=classes)
+    check_records_apart(module, input_shape, named=title, outputs=outputs)
     return parameter_shapes(module)
 
 

@@ -24,7 +24,13 @@ from fl_dpbayes.posterior.hierarchical.effects import (
     summed_round,
 )
 from fl_dpbayes.posterior.hierarchical.model import HospitalModel, fit_hospitals, with_intercept
-from fl_dpbayes.posterior.predictive import predict
+from fl_dpbayes.posterior.predictive import (
+    CLASS_PROBABILITIES,
+    Prediction,
+    PredictiveLaw,
+    average_predictions,
+    predict,
+)
 from fl_dpbayes.posterior.rules.combine import Aggregate, Released, combine_sites
 from fl_dpbayes.posterior.rules.fald import DriftMeter, averaged_temperature, target_warnings
 from fl_dpbayes.posterior.rules.mixture import joined
@@ -48,6 +54,7 @@ from fl_dpbayes.posterior.store import (
 from fl_dpbayes.posterior.student import prepare_student
 
 __all__ = [
+    "CLASS_PROBABILITIES",
     "FACTS",
     "HOSPITALS",
     "POSTERIOR_FILE",
@@ -62,10 +69,13 @@ __all__ = [
     "PerSite",
     "PosteriorBank",
     "PosteriorSamples",
+    "Prediction",
+    "PredictiveLaw",
     "Released",
     "StoredPosterior",
     "StoredSamples",
     "average_of_states",
+    "average_predictions",
     "average_states",
     "averaged_temperature",
     "check_seal",

@@ -1,10 +1,10 @@
-"""The predictive distribution: class probabilities averaged over samples, and their uncertainty."""
+"""The predictive distribution: predictions averaged over samples, and their uncertainty."""
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial, reduce
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +37,23 @@ _LONGEST_REASON = 300
 logger = logging.getLogger("fl_dpbayes")
 
 
+PredictionT = TypeVar("PredictionT")
+
+
+@dataclass(frozen=True)
+class PredictiveLaw(Generic[PredictionT]):
+    """How a prediction follows from what a model returns under each posterior sample.
+
+    Attributes:
+        terms: Outputs of S samples for P records, (S, P, K), float64 -> what is averaged over
+            samples, each of shape (S, P, ...). Every row is computed by itself.
+        prediction: The averages, each of shape (N, ...) -> the prediction of N records.
+    """
+
+    terms: Callable[[torch.Tensor], tuple[torch.Tensor, ...]]
+    prediction: Callable[..., PredictionT]
+
+
 @dataclass(frozen=True)
 class Prediction:
     """Class probabilities of N records and how uncertain they are, entropies in nats.
@@ -55,11 +72,24 @@ class Prediction:
     epistemic: Floats
 
 
-class _Sums(NamedTuple):
-    """Weighted sums over samples: of probabilities (N, classes), and of their entropies (N,)."""
+def _probabilities_and_entropies(logits: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    probabilities = logits.softmax(dim=2)
+    return probabilities, torch.special.entr(probabilities).sum(dim=2)
 
-    probabilities: torch.Tensor
-    entropies: torch.Tensor
+
+def _class_prediction(probabilities: Floats, aleatoric: Floats) -> Prediction:
+    total = entr(probabilities).sum(axis=1)
+    return Prediction(
+        probabilities=probabilities,
+        total=total,
+        aleatoric=aleatoric,
+        epistemic=np.maximum(total - aleatoric, 0.0),
+    )
+
+
+# Entropies follow Depeweg et al. 2018: total H[p], aleatoric sum_m v_m H[p_m], epistemic their
+# difference.
+CLASS_PROBABILITIES = PredictiveLaw(_probabilities_and_entropies, _class_prediction)
 
 
 def predict(
@@ -74,21 +104,49 @@ def predict(
 
         p(y | x) = sum_m v_m softmax(f(x; w_m))_y,    v = weights / sum of weights
 
-    Entropies follow Depeweg et al. 2018: total H[p], aleatoric sum_m v_m H[p_m], epistemic their
-    difference. Several samples of a small model share a pass, on a GPU of any. A sample whose
-    logits for a record are not all finite, or cannot be computed, predicts every class alike for
-    it. Every pass has one shape, at which a record's prediction does not depend on other records,
-    to the last bit (docs/sensitivity.md).
+    Args:
+        module: As for `average_predictions`, and so are all others.
+        samples: Parameter -> shape (M, *shape), M >= 1.
+        weights: Shape (M,).
+        features: Shape (N, ...).
+        device: Where to compute.
+
+    Returns:
+        The prediction.
+    """
+    return average_predictions(
+        module, samples, weights, features, law=CLASS_PROBABILITIES, device=device
+    )
+
+
+def average_predictions(
+    module: nn.Module,
+    samples: Mapping[str, npt.NDArray[np.float32]],
+    weights: npt.NDArray[np.float64],
+    features: npt.NDArray[np.float32],
+    *,
+    law: PredictiveLaw[PredictionT],
+    device: str | torch.device = "cpu",
+) -> PredictionT:
+    """Average what a law makes of a model's outputs over posterior samples.
+
+        sum_m v_m t(f(x; w_m)),    v = weights / sum of weights, t the law's terms
+
+    Several samples of a small model share a pass, on a GPU of any. A sample whose outputs for a
+    record are not all finite, or cannot be computed, counts as if they were zero. Every pass has
+    one shape, at which a record's prediction does not depend on other records, to the last bit
+    (docs/sensitivity.md).
 
     Args:
         module: Moved to `device`; its parameters are not changed.
         samples: Parameter -> shape (M, *shape), M >= 1.
         weights: Shape (M,), >= 0, not all zero.
         features: What the model sees of N records, shape (N, ...).
+        law: What is averaged, and what follows.
         device: Where to compute.
 
     Returns:
-        The prediction.
+        The law's prediction.
 
     Raises:
         ValueError: If the weights do not fit the samples.
@@ -105,8 +163,7 @@ def predict(
     )
     passes.note(sample_pass.shape)
     inputs = uploaded(features, device)
-    probability_sum = torch.zeros(())
-    entropy_sum = torch.zeros(())
+    totals: list[torch.Tensor] = []
     for first in range(0, len(shares), sample_pass.samples):
         numbers = np.arange(first, first + sample_pass.samples)
         # The last sample fills a pass up, without weight.
@@ -114,24 +171,17 @@ def predict(
         values = {name: moved(array[chosen], device) for name, array in samples.items()}
         chosen_shares = moved(np.where(numbers < len(shares), shares[chosen], 0.0), device)
         with computing(sample_pass.shape.products):
-            sums = _predict_samples(
+            sums = _sum_samples(
                 computed=computed,
                 values=values,
                 shares=chosen_shares,
                 features=inputs,
                 rows=sample_pass.shape.rows,
+                law=law,
             )
-            probability_sum = torch.add(probability_sum, sums.probabilities)
-            entropy_sum = torch.add(entropy_sum, sums.entropies)
-    probabilities = probability_sum.cpu().numpy()
-    aleatoric = entropy_sum.cpu().numpy()
-    total = entr(probabilities).sum(axis=1)
-    return Prediction(
-        probabilities=probabilities,
-        total=total,
-        aleatoric=aleatoric,
-        epistemic=np.maximum(total - aleatoric, 0.0),
-    )
+            totals = totals or [torch.zeros(())] * len(sums)
+            totals = [torch.add(total, term) for total, term in zip(totals, sums, strict=True)]
+    return law.prediction(*(total.cpu().numpy() for total in totals))
 
 
 def _checked_shares(
@@ -149,21 +199,25 @@ def _checked_shares(
     return shares / shares.sum()
 
 
-def _predict_samples(
-    computed: RowWise, values: Values, shares: torch.Tensor, features: torch.Tensor, rows: int
-) -> _Sums:
-    """Return sum_m v_m softmax(f(x; w_m)) and sum_m v_m of its entropy, over some samples."""
-    probabilities: list[torch.Tensor] = []
-    entropies: list[torch.Tensor] = []
-    # Where there is no record, a pass of padding alone says how many classes there are.
+def _sum_samples(
+    computed: RowWise,
+    values: Values,
+    shares: torch.Tensor,
+    features: torch.Tensor,
+    rows: int,
+    law: PredictiveLaw[PredictionT],
+) -> list[torch.Tensor]:
+    """Return sum_m v_m t(f(x; w_m)) over some samples, each term of shape (N, ...)."""
+    parts: list[list[torch.Tensor]] = []
+    # Where there is no record, a pass of padding alone says what shape a prediction has.
     for start in range(0, max(1, len(features)), rows):
         count = min(rows, len(features) - start)
         part, _ = passes.padded(rows, features[start : start + rows])
         with torch.no_grad():
             try:
-                logits = _outputs(computed, values, part)
+                outputs = _outputs(computed, values, part)
             except Exception:
-                logits = torch.cat(
+                outputs = torch.cat(
                     [
                         _without_failing_rows(
                             computed=computed, values=values, number=number, rows=part
@@ -173,13 +227,11 @@ def _predict_samples(
                 )
         # An error would tell the sender of a hostile sample, without noise, that a record makes it
         # overflow.
-        logits = torch.where(logits.isfinite().all(dim=2, keepdim=True), logits, 0.0)
-        of_samples = logits.double().softmax(dim=2)
-        weighted = shares[:, None, None] * of_samples
-        weighted_entropies = shares[:, None] * torch.special.entr(of_samples).sum(dim=2)
-        probabilities.append(_in_order(weighted)[:count])
-        entropies.append(_in_order(weighted_entropies)[:count])
-    return _Sums(torch.cat(probabilities), torch.cat(entropies))
+        outputs = torch.where(outputs.isfinite().all(dim=2, keepdim=True), outputs, 0.0)
+        terms = law.terms(outputs.double())
+        weighted = [shares.view(-1, *(1,) * (term.dim() - 1)) * term for term in terms]
+        parts.append([_in_order(term)[:count] for term in weighted])
+    return [torch.cat(pieces) for pieces in zip(*parts, strict=True)]
 
 
 def _in_order(terms: torch.Tensor) -> torch.Tensor:
@@ -188,7 +240,7 @@ def _in_order(terms: torch.Tensor) -> torch.Tensor:
 
 
 def _outputs(computed: RowWise, values: Values, rows: torch.Tensor) -> torch.Tensor:
-    """Return what a module computes of rows (P, ...) under each of S samples, (S, P, classes)."""
+    """Return what a module computes of rows (P, ...) under each of S samples, (S, P, K)."""
     if len(next(iter(values.values()))) == 1:
         return computed({name: value[0] for name, value in values.items()}, rows.clone())[None]
     return vmap(lambda of_sample: computed(of_sample, rows.clone()))(values)
@@ -197,15 +249,15 @@ def _outputs(computed: RowWise, values: Values, rows: torch.Tensor) -> torch.Ten
 def _without_failing_rows(
     computed: RowWise, values: Values, number: int, rows: torch.Tensor
 ) -> torch.Tensor:
-    """Return one sample's logits, (1, P, classes), not a number for rows that raise an error."""
+    """Return one sample's outputs, (1, P, K), not a number for rows that raise an error."""
     # In a pass of the same shape.
     repeated = {name: value[number].expand_as(value) for name, value in values.items()}
     failing = passes.failing_rows(partial(_outputs, computed, repeated), rows)
     harmless = rows.clone()
     harmless[failing] = 0
-    logits = _outputs(computed, repeated, harmless)[:1]
-    logits[:, failing] = torch.nan
-    return logits
+    outputs = _outputs(computed, repeated, harmless)[:1]
+    outputs[:, failing] = torch.nan
+    return outputs
 
 
 class _SamplePass(NamedTuple):

@@ -44,10 +44,10 @@ class PosteriorMetadata(Config):
         mapping = self.recalibration
         if mapping is None:
             return self
-        if len(mapping.parameters) != parameter_count(mapping.method, self.task.classes):
+        if len(mapping.parameters) != parameter_count(mapping.method, self.task.outcome):
             raise ValueError(
                 "recalibration has parameters for another number of classes than "
-                f"{self.task.classes}"
+                f"{self.task.outcome.outputs}"
             )
         return self
 

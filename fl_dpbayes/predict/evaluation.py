@@ -95,7 +95,7 @@ class Evaluation:
         pooled_place = place | {"site": "pooled:held_out"}
         site_place = place | {"site": name}
         curves = {
-            "risk": self.prediction.probabilities.shape[1] == 2,
+            "risk": self.statistics.risk is not None,
             "roc": roc_points(self.statistics),
             "bins": [part.model_dump() for part in reliability_bins(self.statistics)],
         }

@@ -130,7 +130,7 @@ def _table_records(
     table.columns = table.columns.map(str)
     if source is None:
         columns = tuple(name for name in table.columns if name != LABEL) or ("",)
-        source = Table(path=path, label=LABEL, classes=task.classes, features=columns)
+        source = Table(path=path, label=LABEL, classes=task.outcome.outputs, features=columns)
     missing = [name for name in source.feature_columns if name not in table.columns]
     if missing:
         raise UserError(
@@ -207,7 +207,7 @@ def _images(folder: Path, task: Task, *, labelled: bool) -> NewRecords:
     classes = sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
     in_class_folders = all(file.parent.parent == folder for file in files)
     labels = None
-    if labelled and len(classes) == task.classes and in_class_folders:
+    if labelled and len(classes) == task.outcome.outputs and in_class_folders:
         labels = np.array([classes.index(file.parent.name) for file in files])
     pixels = [image_pixels(file, height=height, width=width, channels=channels) for file in files]
     names = [file.relative_to(folder).as_posix() for file in files]
@@ -253,17 +253,17 @@ def _check_pixels(features: npt.NDArray, source: object, path: Path) -> None:
 def _checked_labels(
     labels: npt.NDArray, names: list[str], task: Task, path: Path
 ) -> npt.NDArray[np.int64]:
-    allowed = f"labels must be whole numbers from 0 to {task.classes - 1}, one per record"
+    allowed = f"labels must be {task.outcome.allowed}, one per record"
     if labels.shape != (len(names),):
         raise UserError(
             f"{path} has labels of shape {labels.shape} for {len(names)} records: {allowed}"
         )
-    is_class = np.isin(labels, np.arange(task.classes))
-    if not is_class.all():
-        first = int(np.argmin(is_class))
+    is_allowed = task.outcome.holds(labels)
+    if not is_allowed.all():
+        first = int(np.argmin(is_allowed))
         label = str(labels[first])[:60]
         raise UserError(f"{path}: the label of record {names[first]} is {label!r}: {allowed}")
-    return labels.astype(np.int64)
+    return labels.astype(task.outcome.target_type)
 
 
 def _brightest_pixel(source: object) -> int | None:

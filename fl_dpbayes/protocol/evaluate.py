@@ -4,7 +4,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from fl_dpbayes.config import GroupText, RecalibrationMap, TrainedPrevalence, parameter_count
+from fl_dpbayes.config import (
+    GroupText,
+    RecalibrationMap,
+    TrainedPrevalence,
+    is_prevalence_of,
+    parameter_count,
+)
 from fl_dpbayes.protocol.train import Digest, PrivacyStatement, StageReply, StageRequest
 
 PredictorName = Literal["last", "posterior", "hierarchical"]
@@ -80,7 +86,8 @@ class EvaluateRequest(StageRequest):
         if not all(any(weights) for weights in self.predictors.values()):
             raise ValueError("predictors needs a weight above 0 for each")
         has_posterior = "posterior" in self.predictors
-        if shares is not None and (not has_posterior or len(shares) != self.task.classes):
+        fits = shares is None or is_prevalence_of(shares, self.task.outcome)
+        if not fits or (shares is not None and not has_posterior):
             raise ValueError(
                 "trained_prevalence needs the predictor 'posterior' and one share for each class"
             )
@@ -88,7 +95,7 @@ class EvaluateRequest(StageRequest):
             return
         if not has_posterior:
             raise ValueError("recalibration needs the predictor 'posterior', which it maps")
-        expected = parameter_count(recalibration.method, self.task.classes)
+        expected = parameter_count(recalibration.method, self.task.outcome)
         if len(recalibration.parameters) != expected:
             raise ValueError(
                 f"recalibration has {len(recalibration.parameters)} parameters, the method "

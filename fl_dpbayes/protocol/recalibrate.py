@@ -31,7 +31,7 @@ class RecalibrateRequest(StageRequest):
             )
         expected = 0
         if not isinstance(self.plan, CountingPlan):
-            expected = parameter_count(self.plan.method, self.task.classes)
+            expected = parameter_count(self.plan.method, self.task.outcome)
         count = len(self.start or ())
         if count != expected:
             raise ValueError(f"start has {count} parameters, the method takes {expected}")

@@ -9,6 +9,7 @@ from torch import nn
 from clients.own_site import compute_device
 from fl_dpbayes.audit import rounding
 from fl_dpbayes.audit.rounding import worst_movement
+from fl_dpbayes.config.outcome import Classification
 from fl_dpbayes.config.task import CNNModel, LogisticModel, MLPModel, Task
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.dropout import DropoutModule
@@ -16,6 +17,9 @@ from fl_dpbayes.models.variational import VariationalModule
 from fl_dpbayes.samplers.gradients.loss import mean_over_draws, summed_cross_entropy
 
 VECTOR, IMAGE = (784,), (1, 12, 12)
+
+
+TWO = Classification(classes=2)
 
 
 def built(model, shape):
@@ -52,7 +56,7 @@ MODULES = {
 
 @pytest.mark.parametrize("name", MODULES)
 def test_small_batches(name) -> None:
-    assert 0.5 < worst_movement(*MODULES[name](), 2, [1, 2, 14, 15, 16, 17]) <= 1
+    assert 0.5 < worst_movement(*MODULES[name](), TWO, [1, 2, 14, 15, 16, 17]) <= 1
 
 
 @pytest.mark.gpu
@@ -64,7 +68,7 @@ def test_batches_on_a_gpu(name) -> None:
     assert (
         0.5
         < worst_movement(
-            module.to(device), shape, 2, [*range(1, 66), *range(1018, 1044), 4096, 4109]
+            module.to(device), shape, TWO, [*range(1, 66), *range(1018, 1044), 4096, 4109]
         )
         <= 1
     )
@@ -78,9 +82,9 @@ MANY = [*range(1, 66), *range(1023, 1041)], range(4090, 4111)
 @pytest.mark.parametrize("name", [name for name in MODULES if "norm" not in name])
 def test_large_batches(name, monkeypatch) -> None:
     sizes, large = MANY if name in ("logistic", "mlp") else FEW
-    assert 0.5 < worst_movement(*MODULES[name](), 2, sizes) <= 1
+    assert 0.5 < worst_movement(*MODULES[name](), TWO, sizes) <= 1
     monkeypatch.setattr(rounding, "START_STATES", 1)
-    assert 0.5 < worst_movement(*MODULES[name](), 2, large) <= 1
+    assert 0.5 < worst_movement(*MODULES[name](), TWO, large) <= 1
 
 
 OTHERS = {
@@ -99,6 +103,6 @@ OTHERS = {
 def test_other_gradients(module, sizes, more) -> None:
     assert (
         0.5
-        < worst_movement(module(built(MLPModel(hidden=(3,)), VECTOR)), VECTOR, 2, sizes, **more)
+        < worst_movement(module(built(MLPModel(hidden=(3,)), VECTOR)), VECTOR, TWO, sizes, **more)
         <= 1
     )

@@ -16,7 +16,7 @@ from fl_dpbayes.calibration.conformal import (
     set_thresholds,
 )
 from fl_dpbayes.calibration.prior_shift import label_shift_weights, prevalence_from_means
-from fl_dpbayes.calibration.statistics import empty, from_batch
+from fl_dpbayes.calibration.statistics import from_batch
 from fl_dpbayes.privacy.planned_noise import solve_multiplier
 from tests.counted import binary, normal_classes
 
@@ -106,7 +106,6 @@ def test_prevalences_undefined_limit():
     assert prevalence_from_means(three, three) is None
     assert label_shift_weights(np.array([1.0, 0.0]), np.array([0.5, 0.5])) is None
     assert label_shift_weights(np.array([1.0, 0.0]), np.array([1.0, 0.0])).tolist() == [1, 0]
-    assert measure_sets(empty(2), np.zeros(2, np.int64)) is None
 
 
 @given(st.integers(0, 10_000), st.integers(1, 400), st.sampled_from([0.5, 0.8, 0.9, 0.95]))

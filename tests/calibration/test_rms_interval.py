@@ -14,8 +14,8 @@ from fl_dpbayes.calibration.rms_interval import (
     share_below,
     square_gap_moments,
 )
-from fl_dpbayes.calibration.statistics import empty, from_batch
-from tests.counted import top_label
+from fl_dpbayes.calibration.statistics import from_batch
+from tests.counted import empty, top_label
 
 
 def table_and_truth(confidence, frequency, generator):

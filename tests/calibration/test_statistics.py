@@ -7,15 +7,12 @@ from hypothesis import strategies as st
 from scipy.special import expit
 
 from fl_dpbayes.calibration.bins import CELLS, FINE_BIN_OF_CELL, FIRST_CELL
-from fl_dpbayes.calibration.statistics import (
-    SCALARS,
-    empty,
-    from_arrays,
-    from_batch,
-    merge,
-    sparse,
-    to_arrays,
-)
+from fl_dpbayes.calibration.statistics import CalibrationStatistics, from_batch
+from fl_dpbayes.calibration.sums import sparse
+from fl_dpbayes.outcomes.classification import class_sums
+from tests.counted import empty, merge
+
+SCALARS = CalibrationStatistics.numbers()
 
 
 def with_parts(seed, count, classes):
@@ -42,8 +39,8 @@ def counted(predictions, chosen):
 
 def assert_same(first, second, tolerance=1e-12):
     assert first.classes == second.classes
-    for name, array in to_arrays(first).items():
-        np.testing.assert_allclose(array, to_arrays(second)[name], rtol=tolerance, atol=tolerance)
+    for name, array in first.arrays().items():
+        np.testing.assert_allclose(array, second.arrays()[name], rtol=tolerance, atol=tolerance)
 
 
 SEEDS = st.integers(0, 10_000)
@@ -65,7 +62,7 @@ def test_merge_property_associative_commutative_neutral_equal_to_pooled_in_any_o
     pooled = counted(predictions, slice(None))
     assert_same(merge(merge(one, two), three), pooled)
     assert_same(pooled, counted(predictions, np.random.default_rng(seed).permutation(a + b + c)))
-    assert_same(from_arrays(to_arrays(pooled), classes), pooled, tolerance=0)
+    assert_same(class_sums(classes).read(pooled.arrays()), pooled, tolerance=0)
     kept = sparse(pooled)
     assert_same(kept.dense(), pooled, tolerance=0)
     # At most what its records touch, whatever the number of cells.
@@ -85,7 +82,7 @@ def test_merge_property_associative_commutative_neutral_equal_to_pooled_in_any_o
 )
 def test_round_trip_limit(probabilities, labels, right):
     statistics = from_batch(probabilities, labels)
-    read = from_arrays(to_arrays(statistics), probabilities.shape[1])
+    read = class_sums(probabilities.shape[1]).read(statistics.arrays())
     assert (read.count, read.correct) == (len(labels), right)
 
 
@@ -130,7 +127,7 @@ def test_uncertainty_is_counted_by_its_share_of_ln_c():
     filled = [np.flatnonzero(row) for row in statistics.uncertainty]
     assert [FINE_BIN_OF_CELL[cells].tolist() for cells in filled] == [[0, 0, 30], [20, 100, 959]]
     assert [cells[-1] for cells in filled] == [FIRST_CELL[30], CELLS - 1]
-    assert from_arrays(to_arrays(statistics), 3).count == 3
+    assert class_sums(3).read(statistics.arrays()).count == 3
 
 
 def test_truth_is_that_of_the_predicted_class():
@@ -211,35 +208,35 @@ OF_CELLS = [
     [*(("scalars", SCALARS.index(name), change) for name, change in OF_SCALARS), *OF_CELLS],
 )
 def test_forged_sums_are_refused(table, place, change):
-    arrays = to_arrays(counted(with_parts(3, 50, 3), slice(None)))
+    arrays = counted(with_parts(3, 50, 3), slice(None)).arrays()
     arrays[table][place] += change
     with pytest.raises(ValueError, match="cannot come from records"):
-        from_arrays(arrays, 3)
+        class_sums(3).read(arrays)
 
 
 @pytest.mark.parametrize(("row", "cell"), [(0, 900), (1, 959)])
 def test_uncertainty_beyond_or_below_its_histogram_is_refused(row, cell):
-    arrays = to_arrays(counted(with_parts(3, 50, 3), slice(None)))
+    arrays = counted(with_parts(3, 50, 3), slice(None)).arrays()
     arrays["uncertainty"][row] = 50 * np.eye(CELLS)[cell]
     with pytest.raises(ValueError, match="does not follow from its histogram"):
-        from_arrays(arrays, 3)
+        class_sums(3).read(arrays)
 
 
 def test_top_label_confidence_below_chance_is_refused():
-    arrays = to_arrays(from_batch([[0.6, 0.4]], [0]))
+    arrays = from_batch([[0.6, 0.4]], [0]).arrays()
     arrays["top_label"][FIRST_CELL[100]] = [1, 0.1045, 1, 0.1045**2, 0.1045]
     arrays["top_label"][FIRST_CELL[576]] = 0
     with pytest.raises(ValueError, match="below 1/2"):
-        from_arrays(arrays, 2)
+        class_sums(2).read(arrays)
 
 
 @pytest.mark.parametrize("power", [1, 2])
 @pytest.mark.parametrize("times", [0.9, 1.2])
 def test_loss_that_the_probabilities_of_the_labels_do_not_give_is_refused(power, times):
-    arrays = to_arrays(counted(with_parts(3, 50, 3), slice(None)))
+    arrays = counted(with_parts(3, 50, 3), slice(None)).arrays()
     first = SCALARS.index("nll")
     second = SCALARS.index("nll_squared")
     arrays["scalars"][first] *= times if power == 1 else 1
     arrays["scalars"][second] *= times**power
     with pytest.raises(ValueError, match=r"nll(_squared)? does not follow from class_wise"):
-        from_arrays(arrays, 3)
+        class_sums(3).read(arrays)

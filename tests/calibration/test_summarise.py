@@ -5,9 +5,10 @@ import pytest
 
 from fl_dpbayes.calibration.metrics import errors, scores
 from fl_dpbayes.calibration.release import NoisedTable, noised_table, top_label_counts
-from fl_dpbayes.calibration.statistics import empty, from_batch
+from fl_dpbayes.calibration.statistics import from_batch
 from fl_dpbayes.calibration.summarise import join_small_bins, summarise, summarise_noised
 from fl_dpbayes.report.run_files import CALIBRATION_COLUMNS
+from tests.counted import empty
 
 KEYS = {
     "n",

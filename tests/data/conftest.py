@@ -54,10 +54,13 @@ def check_truth() -> Callable[[Records], None]:
 
     def check(records: Records, bins: int = 10) -> None:
         truth = records.truth
-        assert (truth.shape, truth.dtype) == ((len(records), records.task.classes), np.float64)
+        assert (truth.shape, truth.dtype) == (
+            (len(records), records.task.outcome.classes),
+            np.float64,
+        )
         assert (truth >= 0).all()
         np.testing.assert_allclose(truth.sum(axis=1), 1, rtol=0, atol=1e-12)
-        for label in range(records.task.classes):
+        for label in range(records.task.outcome.classes):
             stated, drawn = truth[:, label], records.labels == label
             of_bin = np.minimum((stated * bins).astype(int), bins - 1)
             for chosen in [

@@ -171,7 +171,7 @@ def test_folder_of_images_with_and_without_labels(tmp_path):
         "each image must lie in one of 4",
         read,
         folder,
-        PIXELS.model_copy(update={"classes": 4}),
+        Task(input_shape=PIXELS.input_shape, classes=4),
         labelled=True,
     )
     refused("are no images", read, folder, NUMBERS)

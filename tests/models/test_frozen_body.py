@@ -80,7 +80,7 @@ def test_last_layer_on_the_body_is_the_whole_network(model):
 def test_clipped_sum_is_that_of_the_last_layer_in_a_loop_over_records(model):
     records = records_of(model)
     whole = whole_network(model)
-    targets = torch.arange(len(records)) % TASK.classes
+    targets = torch.arange(len(records)) % TASK.outcome.classes
     whole[:-1].requires_grad_(False)
     expected = one_by_one.clipped_sum(whole, torch.tensor(records), targets, CLIP_NORM)
     assert expected.norm() < one_by_one.gradient_of(whole, torch.tensor(records), targets).norm()

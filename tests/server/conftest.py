@@ -15,7 +15,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from hypothesis import strategies as st
 
-from fl_dpbayes.calibration.statistics import CalibrationStatistics, to_arrays
+from fl_dpbayes.calibration.statistics import CalibrationStatistics
 from fl_dpbayes.config.scenario import load_scenario
 from fl_dpbayes.data.simulation import SITES_FOLDER, plan_sites, prepare_simulation, run_identifier
 from fl_dpbayes.engine.inline_engine import InlineGrid, task_identity
@@ -273,7 +273,7 @@ class Sites:
 
 def sums_of(statistics) -> bytes:
     if isinstance(statistics, CalibrationStatistics):
-        return b"".join(array.tobytes() for array in to_arrays(statistics).values())
+        return b"".join(array.tobytes() for array in statistics.arrays().values())
     return statistics.sums.tobytes() + repr(statistics.noise_std).encode()
 
 

@@ -3,16 +3,15 @@
 import math
 from collections.abc import Iterable, Mapping
 from itertools import accumulate
-from typing import NamedTuple
 
 import numpy as np
 
-from fl_dpbayes.calibration.bins import COUNT, OUTCOME, Floats
+from fl_dpbayes.calibration.bins import COUNT, Floats
 from fl_dpbayes.calibration.recalibration.isotonic import LARGEST_DEVIATION
 from fl_dpbayes.calibration.records import CalibrationValues
 from fl_dpbayes.calibration.release import SENT_COLUMNS, NoisedTable, merge_noised, sensitivity
-from fl_dpbayes.calibration.statistics import CalibrationStatistics
 from fl_dpbayes.calibration.summarise import summarise_noised
+from fl_dpbayes.calibration.sums import Sums, Total
 from fl_dpbayes.config import (
     ISOTONIC_BINS,
     AnyRecalibrationPlan,
@@ -26,7 +25,7 @@ from fl_dpbayes.errors import UserError
 from fl_dpbayes.privacy import NOISE_TOLERANCE, solve_multiplier
 from fl_dpbayes.protocol import RecalibrateReply, SiteCard
 
-Statistics = CalibrationStatistics | NoisedTable
+Statistics = Sums | NoisedTable
 # A site that claims more has claimed the pooled result, not more records.
 MAX_RECORDS_PER_UNIT = 1000
 # One honest sum in 10^9 lies beyond.
@@ -41,14 +40,9 @@ COUNT_ARRAYS = {"noised": (ISOTONIC_BINS, SENT_COLUMNS)}
 
 def record_count(statistics: Statistics) -> float:
     """Return the number of test records; behind noise an estimate, which may be negative."""
-    if isinstance(statistics, CalibrationStatistics):
-        return statistics.count
-    return float(statistics.sums[:, COUNT].sum())
-
-
-def labels_of(statistics: CalibrationStatistics) -> tuple[float, ...]:
-    """Count the records of each class, which are the same for every predictor of one site."""
-    return tuple(map(float, statistics.class_wise[..., OUTCOME].sum(axis=1)))
+    if isinstance(statistics, NoisedTable):
+        return float(statistics.sums[:, COUNT].sum())
+    return statistics.count
 
 
 def check_noise(noise_std: float, noise_multiplier: float, most_records: int) -> None:
@@ -237,14 +231,6 @@ def decisive_sites(role: Role, tables: Mapping[str, NoisedTable]) -> list[RunWar
                 )
             )
     return warnings
-
-
-class Total(NamedTuple):
-    """Of a site's test records their number, and the sums of a value of each and of its square."""
-
-    records: float
-    total: float
-    squares: float
 
 
 def decisive_means(role: Role, metric: str, totals: Mapping[str, Total]) -> RunWarning | None:

@@ -1,24 +1,20 @@
 """Calibration at every site from additive statistics: per site, and pooled per role."""
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import cached_property, reduce
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fl_dpbayes.calibration.bins import REPORT_BINS
 from fl_dpbayes.calibration.federation.counts import (
     Statistics,
-    Total,
     check_counts,
     check_noise,
     decisive_means,
     decisive_sites,
     dominating_site,
     empty_site,
-    labels_of,
     record_count,
 )
 from fl_dpbayes.calibration.federation.rows import (
@@ -39,21 +35,16 @@ from fl_dpbayes.calibration.metrics.ranking import roc_points
 from fl_dpbayes.calibration.prior_shift import prevalence
 from fl_dpbayes.calibration.records import (
     CalibrationRecord,
+    CalibrationValues,
     ConformalRecord,
     ReliabilityRecord,
     ShiftDetectionRecord,
     SubgroupRecord,
 )
-from fl_dpbayes.calibration.release import SENT_COLUMNS, NoisedTable
-from fl_dpbayes.calibration.statistics import (
-    CalibrationStatistics,
-    SparseStatistics,
-    array_shapes,
-    from_arrays,
-    merge,
-    sparse,
-)
+from fl_dpbayes.calibration.release import NoisedTable
+from fl_dpbayes.calibration.statistics import CalibrationStatistics
 from fl_dpbayes.calibration.summarise import summarise, summarise_noised
+from fl_dpbayes.calibration.sums import Shapes, SumsForm, Total, sparse
 from fl_dpbayes.config import PREDICTORS, Adjacency, Role, RunWarning, warning
 from fl_dpbayes.privacy import GaussianEvent, checked_statement
 from fl_dpbayes.protocol import (
@@ -79,7 +70,6 @@ HEADLINE_PREDICTORS = ("posterior", "last")
 # What Flower's own result shows; intervals and all else are in `summary.json`.
 FLOWER_METRICS = ("n", "accuracy", "nll", "brier", "ece", "rms_debiased")
 
-Shapes = Mapping[str, tuple[int, ...]]
 Arrays = dict[str, npt.NDArray]
 
 
@@ -88,7 +78,7 @@ class Evaluation:
 
     def __init__(
         self,
-        classes: int,
+        form: SumsForm,
         roles_sharing_records: Collection[Role] = (),
         seed: int = 0,
         max_records_per_unit: int = 1,
@@ -97,15 +87,15 @@ class Evaluation:
         """Begin with no site.
 
         Args:
-            classes: How many classes there are.
+            form: Of the sums that the sites send.
             roles_sharing_records: Roles whose sites hold the same records, so are not pooled.
             seed: Of the draws behind `ece_if_calibrated`.
             max_records_per_unit: The most records of one unit in a noised table.
             adjacency: That of the plan, which privacy statements must have.
         """
-        self.classes = classes
         self.places: list[Place] = []
         self.statements: dict[str, PrivacyStatement] = {}
+        self._form = form
         self._roles_sharing_records = roles_sharing_records
         self._pooled_roles = [role for role in ROLES if role not in roles_sharing_records]
         self._seed = seed
@@ -115,8 +105,6 @@ class Evaluation:
         self._left_out: dict[str, int] = {}
         self._samples: dict[str, int] = {}
         self._shares: dict[str, tuple[float, ...]] = {}
-        self._exact_shapes = array_shapes(classes)
-        self._exact_bytes = 8 * sum(map(math.prod, self._exact_shapes.values()))
 
     def add(
         self,
@@ -147,18 +135,18 @@ class Evaluation:
         exact = {
             predictor: statistics
             for predictor, statistics in measured.items()
-            if isinstance(statistics, CalibrationStatistics)
+            if not isinstance(statistics, NoisedTable)
         }
-        if len({labels_of(statistics) for statistics in exact.values()}) > 1:
+        if len({sums.of_records() for sums in exact.values()}) > 1:
             raise ValueError("it measured its predictors on different test records")
-        self._subgroups += read_subgroups(card, reply.groups, arrays, exact)
+        self._subgroups += read_subgroups(
+            card, reply.groups, arrays=arrays, whole=exact, form=self._form
+        )
         for predictor, statistics in measured.items():
-            stored: Statistics | SparseStatistics = statistics
-            if isinstance(statistics, CalibrationStatistics):
-                stored = sparse(statistics)
+            stored = statistics if isinstance(statistics, NoisedTable) else sparse(statistics)
             self.places.append(Place(card.name, card.role, predictor, stored))
         first = exact.get(request.measured[0])
-        if first is not None and first.count:
+        if isinstance(first, CalibrationStatistics) and first.count:
             self._shares[card.name] = tuple(map(float, prevalence(first)))
         if reply.groups_left_out:
             self._left_out[card.name] = reply.groups_left_out
@@ -169,7 +157,7 @@ class Evaluation:
         self, card: SiteCard, request: EvaluateRequest, reply: EvaluateReply
     ) -> None:
         """Raise a ValueError where results left otherwise than card and plan say."""
-        if len(reply.groups) > most_groups(len(request.measured) * self._exact_bytes):
+        if len(reply.groups) > most_groups(len(request.measured) * self._form.nbytes):
             raise ValueError(
                 f"it measured {len(reply.groups)} subgroups, whose tables are too large for a reply"
             )
@@ -179,6 +167,8 @@ class Evaluation:
                 f"they are {reply.release!r}"
             )
         if reply.noise_std is not None:
+            if self._form.noised is None:
+                raise ValueError("it sent noised sums, of which this outcome has none")
             check_noise(
                 noise_std=reply.noise_std,
                 noise_multiplier=request.noise_multiplier or 0.0,
@@ -199,9 +189,9 @@ class Evaluation:
 
     def _shapes(self, request: EvaluateRequest, reply: EvaluateReply) -> Shapes:
         """Return name -> shape of the arrays that a reply must bring."""
-        table: Shapes = self._exact_shapes
-        if reply.noise_std is not None:
-            table = {"noised": (REPORT_BINS, SENT_COLUMNS)}
+        table = self._form.shapes
+        if self._form.noised is not None and reply.noise_std is not None:
+            table = {"noised": self._form.noised}
         groups = ["", *(f"{subgroup_prefix(number)}/" for number in range(len(reply.groups)))]
         shapes: dict[str, tuple[int, ...]] = {}
         for group in groups:
@@ -217,7 +207,7 @@ class Evaluation:
         for predictor in request.measured:
             sums = without_prefix(predictor, arrays)
             if reply.noise_std is None:
-                measured[predictor] = from_arrays(sums, self.classes)
+                measured[predictor] = self._form.read(sums)
             else:
                 measured[predictor] = NoisedTable(sums["noised"], reply.noise_std)
         return measured
@@ -234,7 +224,7 @@ class Evaluation:
             drawn += [place for place in self.places if place.predictor == self._headline]
         rows = []
         for place in drawn:
-            statistics = place.exact
+            statistics = place.of_classes
             if statistics is None:
                 continue
             rows.append(
@@ -243,7 +233,7 @@ class Evaluation:
                     role=place.role,
                     predictor=place.predictor,
                     samples=self._samples[place.predictor],
-                    risk=self.classes == 2,
+                    risk=statistics.risk is not None,
                     roc=roc_points(statistics) if place.site in POOLED else (),
                     bins=reliability_bins(statistics),
                 )
@@ -273,8 +263,8 @@ class Evaluation:
         for place in subgroup_sets(self._subgroups, self._pooled_roles):
             assert place.group is not None
             attribute, value = place.group
-            values = self._values(place) | {"attribute": attribute, "value": value}
-            rows.append(SubgroupRecord.model_validate(values))
+            row = dict(self._calibration_row(place))
+            rows.append(SubgroupRecord(**row, attribute=attribute, value=value))
         return rows
 
     def shift_detection_rows(self) -> list[ShiftDetectionRecord]:
@@ -283,14 +273,14 @@ class Evaluation:
             place for place in (*self._pooled, *self.places) if place.predictor == SHIFT_PREDICTOR
         ]
         training = (
-            place.exact
+            place.of_classes
             for place in measured
             if place.role == "train" and place.site != "pooled:train"
         )
         exact = (statistics for statistics in training if statistics is not None)
         first = next(exact, None)
         return shift_detection_rows(
-            reference=None if first is None else reduce(merge, exact, first),
+            reference=None if first is None else reduce(CalibrationStatistics.plus, exact, first),
             places=(place for place in measured if place.role != "train"),
             samples=self._samples.get(SHIFT_PREDICTOR, 0),
         )
@@ -312,56 +302,34 @@ class Evaluation:
         return warnings
 
     def _role_warnings(self, role: Role) -> list[RunWarning]:
-        members = [place for place in self.places if place.role == role]
-        if role in self._roles_sharing_records and members:
+        by_predictor = self._places_of(role)
+        if not by_predictor:
+            return []
+        if role in self._roles_sharing_records:
             return [warning("same-records", role=role)]
         warnings: list[RunWarning] = []
-        counts = _largest_counts(members)
-        dominating = dominating_site(role, counts) if counts else None
+        dominating = dominating_site(role, _largest_counts(by_predictor.values()))
         if dominating is not None:
             warnings.append(dominating)
-        headline = {
-            place.site: place.statistics for place in members if place.predictor == self._headline
-        }
         tables: dict[str, NoisedTable] = {}
-        for site, statistics in headline.items():
-            empty = empty_site(site, statistics)
+        for place in by_predictor.get(self._headline, []):
+            statistics = place.statistics
+            empty = empty_site(place.site, statistics)
             if empty is not None:
                 warnings.append(empty)
             # What noise hides is still pooled.
-            if empty is None or isinstance(statistics, NoisedTable):
-                tables[site] = coarse(statistics)
-        decisive = decisive_sites(role, tables)
-        warnings += decisive
-        named = {decided.site for decided in decisive}
-        warnings += [decided for decided in self._decided_means(role) if decided.site not in named]
-        return warnings
-
-    def _decided_means(self, role: Role) -> Iterator[RunWarning]:
-        """Name the sites that decide a pooled mean of any predictor, of exact sums, each once."""
-        named: set[str] = set()
-        for predictor in dict.fromkeys(place.predictor for place in self.places):
-            exact = {
-                place.site: statistics
-                for place in self.places
-                if (place.role, place.predictor) == (role, predictor)
-                and (statistics := place.exact) is not None
-            }
-            accuracy = {
-                site: Total(records=sums.count, total=sums.correct, squares=sums.correct)
-                for site, sums in exact.items()
-            }
-            nll = {
-                site: Total(records=sums.count, total=sums.nll, squares=sums.nll_squared)
-                for site, sums in exact.items()
-            }
-            for metric, totals in (("accuracy", accuracy), ("negative log-likelihood", nll)):
-                decided = decisive_means(
-                    role=role, metric=f"{metric} of the {PREDICTORS[predictor]}", totals=totals
-                )
-                if decided is not None and decided.site not in named:
+            if isinstance(statistics, NoisedTable):
+                tables[place.site] = statistics
+            elif empty is None and isinstance(statistics, CalibrationStatistics):
+                tables[place.site] = coarse(statistics)
+        warnings += decisive_sites(role, tables)
+        named = {decided.site for decided in warnings if decided.kind == "decisive"}
+        for predictor, places in by_predictor.items():
+            for decided in _decided_means(role, predictor, places):
+                if decided.site not in named:
                     named.add(decided.site)
-                    yield decided
+                    warnings.append(decided)
+        return warnings
 
     @property
     def _headline(self) -> str:
@@ -375,21 +343,25 @@ class Evaluation:
     def _sites(self) -> set[str]:
         return {place.site for place in self.places}
 
+    def _places_of(self, role: Role) -> dict[str, list[Place]]:
+        """Return the places of a role by predictor, these in the order of all roles."""
+        by_predictor: dict[str, list[Place]] = {place.predictor: [] for place in self.places}
+        for place in self.places:
+            if place.role == role:
+                by_predictor[place.predictor].append(place)
+        return {predictor: places for predictor, places in by_predictor.items() if places}
+
     @cached_property
     def _pooled(self) -> list[Place]:
         """The pools of each role and predictor; all sites have answered."""
         pools = []
         for role in self._pooled_roles:
-            sites = {place.site for place in self.places if place.role == role}
-            for predictor in dict.fromkeys(place.predictor for place in self.places):
-                members = [
-                    place
-                    for place in self.places
-                    if (place.role, place.predictor) == (role, predictor)
-                ]
-                # Over some of the sites only it could not be held against the other predictors.
-                if members and len(members) == len(sites):
-                    pools.append(pooled(members))
+            by_predictor = self._places_of(role)
+            sites = {place.site for places in by_predictor.values() for place in places}
+            # Over some of the sites only it could not be held against the other predictors.
+            pools += [
+                pooled(places) for places in by_predictor.values() if len(places) == len(sites)
+            ]
         return pools
 
     @cached_property
@@ -397,29 +369,27 @@ class Evaluation:
         return [self._calibration_row(place) for place in self._pooled]
 
     def _calibration_row(self, place: Place) -> CalibrationRecord:
-        return CalibrationRecord.model_validate(self._values(place))
+        return CalibrationRecord(
+            **dict(self._values(place)),
+            site=place.site,
+            role=place.role,
+            predictor=place.predictor,
+            samples=self._samples[place.predictor],
+        )
 
-    def _values(self, place: Place) -> dict[str, Any]:
-        """Return the fields of a place's row."""
+    def _values(self, place: Place) -> CalibrationValues:
         statistics = place.statistics
         generator = np.random.default_rng(self._seed)
         if isinstance(statistics, NoisedTable):
-            summary = summarise_noised(statistics, generator)
+            values = summarise_noised(statistics, generator)
         else:
-            summary = summarise(statistics, generator)
-        samples = self._samples[place.predictor]
-        values = dict(summary) | {
-            "site": place.site,
-            "role": place.role,
-            "predictor": place.predictor,
-            "samples": samples,
-        }
+            values = summarise(statistics, generator)
         if place.site not in POOLED and len(self._sites) > MAX_CURVE_SITES:
-            values["net_benefit"] = None
-        if place.predictor in MAPPED or samples == 1:
+            values = values.model_copy(update={"net_benefit": None})
+        if place.predictor in MAPPED or self._samples[place.predictor] == 1:
             # One sample has nothing to disagree with, which is not agreement; and a map acts on
             # averaged probabilities, which no longer tell the two uncertainties apart.
-            values |= {"epistemic": None, "aleatoric": None}
+            values = values.model_copy(update={"epistemic": None, "aleatoric": None})
         return values
 
 
@@ -429,10 +399,29 @@ def _sample_counts(request: EvaluateRequest) -> dict[str, int]:
     return counts | dict.fromkeys(MAPPED, counts.get("posterior", 0))
 
 
-def _largest_counts(places: Collection[Place]) -> dict[str, float]:
+def _decided_means(role: Role, predictor: str, places: Iterable[Place]) -> Iterator[RunWarning]:
+    """Name the sites that decide a pooled mean of a predictor, of exact sums."""
+    totals: dict[str, dict[str, Total]] = {}
+    for place in places:
+        exact = place.exact
+        if exact is not None:
+            for metric, total in exact.totals().items():
+                totals.setdefault(metric, {})[place.site] = total
+    for metric, totals_of_sites in totals.items():
+        decided = decisive_means(
+            role=role,
+            metric=f"{metric} of the {PREDICTORS[predictor]}",
+            totals=totals_of_sites,
+        )
+        if decided is not None:
+            yield decided
+
+
+def _largest_counts(by_predictor: Iterable[Iterable[Place]]) -> dict[str, float]:
     """Return each site's number of test records, the largest of its predictors."""
     counts: dict[str, float] = {}
-    for place in places:
-        count = record_count(place.statistics)
-        counts[place.site] = max(count, counts.get(place.site, -math.inf))
+    for places in by_predictor:
+        for place in places:
+            count = record_count(place.statistics)
+            counts[place.site] = max(count, counts.get(place.site, -math.inf))
     return counts

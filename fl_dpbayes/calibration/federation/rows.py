@@ -6,7 +6,6 @@ Means over sites, prediction sets, detected shifts.
 from collections.abc import Iterable, Sequence
 
 from fl_dpbayes.calibration.bins import Floats
-from fl_dpbayes.calibration.check import MEASURES
 from fl_dpbayes.calibration.conformal import LEVEL, FirstBins, measure_sets, set_thresholds
 from fl_dpbayes.calibration.federation.subgroups import Place
 from fl_dpbayes.calibration.intervals import Interval, Measured, wilson_interval
@@ -21,7 +20,7 @@ from fl_dpbayes.calibration.records import (
     ConformalRecord,
     ShiftDetectionRecord,
 )
-from fl_dpbayes.calibration.statistics import CalibrationStatistics
+from fl_dpbayes.calibration.statistics import MEASURES, CalibrationStatistics
 from fl_dpbayes.config import Role
 
 SHIFT_PREDICTOR = "posterior"
@@ -109,7 +108,7 @@ def shift_detection_rows(
     """
     rows = []
     for place in places:
-        statistics = place.exact
+        statistics = place.of_classes
         for number, measure in enumerate(MEASURES):
             area = None
             if reference and statistics and (samples > 1 or measure != "epistemic"):
@@ -193,7 +192,7 @@ def conformal_rows(places: Iterable[Place]) -> list[ConformalRecord]:
     for place in places:
         if place.predictor not in CONFORMAL_PREDICTORS:
             continue
-        statistics = place.exact
+        statistics = place.of_classes
         if statistics is None or not statistics.count:
             continue
         if place.site == "pooled:train":
@@ -209,8 +208,6 @@ def _place_rows(
     rows = []
     for weights, thresholds in _thresholds(source, target).items():
         quality = measure_sets(target, thresholds)
-        if quality is None:
-            continue
         rows.append(
             ConformalRecord(
                 site=place.site,

@@ -8,17 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 from fl_dpbayes.calibration.bins import REPORT_BINS, coarsen
-from fl_dpbayes.calibration.check import SUM_TOLERANCE
+from fl_dpbayes.calibration.check_predictions import SUM_TOLERANCE
 from fl_dpbayes.calibration.federation.counts import Statistics
 from fl_dpbayes.calibration.release import SENT_COLUMNS, NoisedTable, merge_noised
-from fl_dpbayes.calibration.statistics import (
-    CalibrationStatistics,
-    SparseStatistics,
-    from_arrays,
-    merge,
-    sparse,
-    to_arrays,
-)
+from fl_dpbayes.calibration.statistics import CalibrationStatistics
+from fl_dpbayes.calibration.sums import SparseSums, Sums, SumsForm, sparse
 from fl_dpbayes.config import Role
 from fl_dpbayes.protocol import Group, SiteCard, subgroup_prefix, without_prefix
 
@@ -38,19 +32,25 @@ class Place:
     site: str
     role: Role
     predictor: str
-    stored: Statistics | SparseStatistics
+    stored: Statistics | SparseSums
     group: Group | None = None
 
     @property
     def statistics(self) -> Statistics:
         """The sums; those of thousands of sites are not to be held together."""
-        if isinstance(self.stored, SparseStatistics):
+        if isinstance(self.stored, SparseSums):
             return self.stored.dense()
         return self.stored
 
     @property
-    def exact(self) -> CalibrationStatistics | None:
+    def exact(self) -> Sums | None:
         """The sums, if they are exact."""
+        statistics = self.statistics
+        return None if isinstance(statistics, NoisedTable) else statistics
+
+    @property
+    def of_classes(self) -> CalibrationStatistics | None:
+        """The sums, if they are exact and of class probabilities."""
         statistics = self.statistics
         return statistics if isinstance(statistics, CalibrationStatistics) else None
 
@@ -59,7 +59,8 @@ def read_subgroups(
     card: SiteCard,
     groups: Sequence[Group],
     arrays: Mapping[str, npt.NDArray],
-    whole: Mapping[str, CalibrationStatistics],
+    whole: Mapping[str, Sums],
+    form: SumsForm,
 ) -> list[Place]:
     """Read the statistics of a reply's subgroups, one for each subgroup and predictor.
 
@@ -67,34 +68,35 @@ def read_subgroups(
         card: Who replies.
         groups: Attribute and value of each subgroup.
         arrays: Those of the reply, their shapes checked.
-        whole: Predictor -> statistics of all the site's test records.
+        whole: Predictor -> sums over all the site's test records.
+        form: Of the sums.
 
     Raises:
         ValueError: If sums contradict each other, or those of an attribute's subgroups add up to
             more than of all.
     """
-    by_attribute: dict[tuple[str, str], list[CalibrationStatistics]] = {}
+    by_attribute: dict[tuple[str, str], list[Sums]] = {}
     places = []
     for number, group in enumerate(groups):
         attribute, _ = group
-        for predictor, all_records in whole.items():
-            sums = from_arrays(
-                without_prefix(f"{subgroup_prefix(number)}/{predictor}", arrays),
-                all_records.classes,
-            )
+        for predictor in whole:
+            prefix = f"{subgroup_prefix(number)}/{predictor}"
+            sums = form.read(without_prefix(prefix, arrays))
             by_attribute.setdefault((attribute, predictor), []).append(sums)
             places.append(Place(card.name, card.role, predictor, sparse(sums), group))
     for (attribute, predictor), members in by_attribute.items():
-        _check_total(reduce(merge, members), whole[predictor], attribute, predictor)
+        _check_total(reduce(_plus, members), whole[predictor], attribute, predictor)
     return places
 
 
-def _check_total(
-    total: CalibrationStatistics, whole: CalibrationStatistics, attribute: str, predictor: str
-) -> None:
+def _plus(first: Sums, second: Sums) -> Sums:
+    return first.plus(second)
+
+
+def _check_total(total: Sums, whole: Sums, attribute: str, predictor: str) -> None:
     """Raise a ValueError where an attribute's subgroups add up to more than all test records."""
-    totals = to_arrays(total)
-    for name, limit in to_arrays(whole).items():
+    totals = total.arrays()
+    for name, limit in whole.arrays().items():
         if (totals[name] > limit + SUM_TOLERANCE * (1 + np.abs(limit))).any():
             raise ValueError(
                 f"the subgroups of {attribute!r} add up to more than all test records "
@@ -120,7 +122,7 @@ def pooled(members: Iterable[Place]) -> Place:
     return replace(first, site=f"pooled:{first.role}", stored=sums)
 
 
-def coarse(statistics: Statistics) -> NoisedTable:
+def coarse(statistics: CalibrationStatistics | NoisedTable) -> NoisedTable:
     """Reduce exact sums to a noised table of noise 0, so that both kinds of sites can be pooled."""
     if isinstance(statistics, NoisedTable):
         return statistics
@@ -128,6 +130,9 @@ def coarse(statistics: Statistics) -> NoisedTable:
 
 
 def _merge(first: Statistics, second: Statistics) -> Statistics:
-    if isinstance(first, CalibrationStatistics) and isinstance(second, CalibrationStatistics):
-        return merge(first, second)
+    if not isinstance(first, NoisedTable) and not isinstance(second, NoisedTable):
+        return first.plus(second)
+    # Only class probabilities have a noised table.
+    assert isinstance(first, CalibrationStatistics | NoisedTable)
+    assert isinstance(second, CalibrationStatistics | NoisedTable)
     return merge_noised(coarse(first), coarse(second))

@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import bdtr, bdtrik
 
 from fl_dpbayes.calibration.bins import (
     CONFIDENCE,
@@ -23,8 +22,8 @@ from fl_dpbayes.calibration.bins import (
     coarsen,
     equal_mass,
 )
+from fl_dpbayes.calibration.curves import ReliabilityBin
 from fl_dpbayes.calibration.intervals import TAILS, Measured
-from fl_dpbayes.calibration.records import ReliabilityBin
 from fl_dpbayes.calibration.rms_interval import debiased_mean_square_gap, rms_interval
 from fl_dpbayes.calibration.statistics import CalibrationStatistics
 
@@ -188,7 +187,10 @@ def reliability_bins(
 
     Source: Bröcker and Smith 2007.
     """
-    table = statistics.class_wise[1] if statistics.classes == 2 else statistics.top_label
+    # It takes a third of a second to import.
+    from scipy.stats import binom
+
+    table = statistics.top_label if statistics.risk is None else statistics.risk
     fine = coarsen(table, FINE_BINS)
     starts = _diagram_starts(fine[:, COUNT], statistics.count, bins)
     ends = [*starts[1:], FINE_BINS]
@@ -197,8 +199,7 @@ def reliability_bins(
     divisor = np.maximum(count, 1)
     confidence = np.minimum(1.0, sums[:, CONFIDENCE] / divisor)
     accuracy = sums[:, OUTCOME] / divisor
-    tails = np.array(TAILS)[:, None]
-    band = _binomial_quantiles(tails=tails, n=divisor, p=confidence) / divisor
+    band = binom.ppf(np.array(TAILS)[:, None], divisor, confidence) / divisor
     diagram = []
     for k, (start, end) in enumerate(zip(starts, ends, strict=True)):
         low = start / FINE_BINS
@@ -229,11 +230,3 @@ def _diagram_starts(counts: Floats, total: float, bins: int) -> npt.NDArray[np.i
     firsts = np.searchsorted(ranges * middle / total, np.arange(1, ranges))
     # Where all are as sure as can be, a range would begin behind the last bin.
     return np.unique([0, *firsts[firsts < FINE_BINS]])
-
-
-def _binomial_quantiles(tails: Floats, n: Floats, p: Floats) -> Floats:
-    """Return as scipy.stats.binom.ppf, whose package takes a third of a second to import."""
-    p = np.clip(p, 1e-12, 1 - 1e-12)
-    quantiles = np.ceil(np.maximum(bdtrik(tails, n, p), 0))
-    below = np.maximum(quantiles - 1, 0)
-    return np.where(bdtr(below, n.astype(np.int64), p) >= tails, below, quantiles)

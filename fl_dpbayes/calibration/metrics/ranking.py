@@ -12,7 +12,7 @@ import numpy.typing as npt
 from scipy.special import digamma
 
 from fl_dpbayes.calibration.bins import COUNT, OUTCOME, Floats, coarsen
-from fl_dpbayes.calibration.check import check_labels, check_probabilities
+from fl_dpbayes.calibration.check_predictions import check_labels, check_probabilities
 from fl_dpbayes.calibration.intervals import Interval, Measured
 from fl_dpbayes.calibration.statistics import CalibrationStatistics, rest_of
 
@@ -59,10 +59,12 @@ def roc_points(statistics: CalibrationStatistics) -> tuple[tuple[float, float], 
     the curve may take any rising way: through the upper left corner at best, the lower right at
     worst. Empty for more classes, or where one has no record.
     """
-    table = coarsen(statistics.class_wise[1], ROC_BINS)[::-1]
+    if statistics.risk is None:
+        return ()
+    table = coarsen(statistics.risk, ROC_BINS)[::-1]
     positive = table[:, OUTCOME]
     negative = table[:, COUNT] - positive
-    if statistics.classes != 2 or not positive.sum() or not negative.sum():
+    if not positive.sum() or not negative.sum():
         return ()
     filled = table[:, COUNT] > 0
     false_rates = np.cumsum(negative)[filled] / negative.sum()

@@ -90,7 +90,7 @@ def nll_interval(statistics: CalibrationStatistics) -> Interval | None:
     table = coarsen(statistics.class_wise.sum(axis=0), FINE_BINS)
     lowest = table[int(np.flatnonzero(table[:, COUNT])[0])]
     step = float(_nll(lowest[CONFIDENCE] / lowest[COUNT])) / count
-    largest_step = LARGEST_STEP if statistics.classes == 2 else LARGEST_STEP_MANY_CLASSES
+    largest_step = LARGEST_STEP_MANY_CLASSES if statistics.risk is None else LARGEST_STEP
     if step > largest_step * half:
         return None
     return _score_interval(

@@ -13,8 +13,8 @@ from scipy.optimize import brentq, minimize
 from scipy.special import expit, logit
 
 from fl_dpbayes.calibration.bins import CONFIDENCE, COUNT, FINE_BINS, OUTCOME, Floats, coarsen
+from fl_dpbayes.calibration.curves import NetBenefitRecord
 from fl_dpbayes.calibration.intervals import NORMAL_QUANTILE, Interval, Measured
-from fl_dpbayes.calibration.records import NetBenefitRecord
 from fl_dpbayes.calibration.statistics import PROBABILITY_FLOOR, CalibrationStatistics
 
 NEWTON_STEPS = 20
@@ -46,9 +46,9 @@ def calibration_intercept(statistics: CalibrationStatistics) -> Measured | None:
     their mean only. None for more than two classes or labels of one class only. Source: Cox,
     Biometrika 45 (1958), 562-565; Van Calster et al., BMC Medicine 17 (2019), 230.
     """
-    if statistics.classes != 2:
+    if statistics.risk is None:
         return None
-    records = _grouped(statistics)
+    records = _grouped(statistics.risk)
     n = records.n
     events = records.y.sum()
     if not 0 < events < n.sum():
@@ -76,9 +76,9 @@ def calibration_slope(statistics: CalibrationStatistics) -> Measured | None:
     that no maximum was found. Source: Cox, Biometrika 45 (1958), 562-565; Van Calster et al., BMC
     Medicine 17 (2019), 230.
     """
-    if statistics.classes != 2:
+    if statistics.risk is None:
         return None
-    records = _grouped(statistics)
+    records = _grouped(statistics.risk)
     if not _overlap(records):
         return None
     n = records.n
@@ -120,8 +120,8 @@ def calibration_slope(statistics: CalibrationStatistics) -> Measured | None:
     return None
 
 
-def _grouped(statistics: CalibrationStatistics) -> _GroupedRecords:
-    table = coarsen(statistics.class_wise[1], FINE_BINS)
+def _grouped(risk: Floats) -> _GroupedRecords:
+    table = coarsen(risk, FINE_BINS)
     filled = table[table[:, COUNT] > 0]
     mean = np.clip(
         filled[:, CONFIDENCE] / filled[:, COUNT], PROBABILITY_FLOOR, 1 - PROBABILITY_FLOOR
@@ -175,10 +175,10 @@ def net_benefit(statistics: CalibrationStatistics, threshold: float) -> NetBenef
     Source: Vickers and Elkin, Medical Decision Making 26 (2006), 565-574; the added counts after
     Agresti and Coull, The American Statistician 52 (1998), 119-126.
     """
-    if statistics.classes != 2 or statistics.count == 0:
+    if statistics.risk is None or statistics.count == 0:
         return None
     first_treated = round(threshold * FINE_BINS)
-    table = coarsen(statistics.class_wise[1], FINE_BINS)
+    table = coarsen(statistics.risk, FINE_BINS)
     count = statistics.count
     treated = table[first_treated:, COUNT].sum()
     true_positive = table[first_treated:, OUTCOME].sum()

@@ -68,7 +68,8 @@ def kept_indices(records: Records, shift: Shift, generator: np.random.Generator)
         UserError: If all values of a tilt's feature are equal.
     """
     if shift.kind == "prevalence":
-        return prevalence_indices(records.labels, records.task.classes, shift.severity, generator)
+        classes = records.task.outcome.classes
+        return prevalence_indices(records.labels, classes, shift.severity, generator)
     if shift.feature is not None:
         column = records.features[:, records.feature_names.index(shift.feature)]
         return tilt_indices(column, shift.severity, generator)
@@ -119,7 +120,7 @@ def _with_rarer_classes(records: Records, shift: Shift, generator: np.random.Gen
     chosen = records.subset(kept_indices(records, shift, generator))
     if chosen.truth is None:
         return chosen
-    classes = records.task.classes
+    classes = records.task.outcome.classes
     before = np.bincount(records.labels, minlength=classes)
     after = np.bincount(chosen.labels, minlength=classes)
     # Records are kept whole, so the realised shares are the truth of those that stay; of an absent
@@ -132,7 +133,7 @@ def _with_rarer_classes(records: Records, shift: Shift, generator: np.random.Gen
 
 
 def _with_wrong_labels(records: Records, shift: Shift, generator: np.random.Generator) -> Records:
-    classes = records.task.classes
+    classes = records.task.outcome.classes
     rate = FLIP_RATES[shift.severity - 1]
     if shift.kind == "label_flip":
         labels = flip_labels(records.labels, classes, shift.severity, generator)

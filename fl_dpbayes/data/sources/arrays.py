@@ -40,10 +40,9 @@ def load(source: Arrays, part: OfficialPart) -> Records:
             f"{source.path}: features have shape {features.shape}: source.input_shape or a "
             "length is wrong"
         )
-    if not np.isin(labels, np.arange(source.classes)).all():
-        raise UserError(
-            f"{source.path}: labels must be whole numbers from 0 to {source.classes - 1}"
-        )
+    outcome = source.task.outcome
+    if not outcome.holds(labels).all():
+        raise UserError(f"{source.path}: labels must be {outcome.allowed}")
     if features.dtype != np.uint8:
         features = features.astype(np.float32)
     if not np.isfinite(features).all():
@@ -52,7 +51,7 @@ def load(source: Arrays, part: OfficialPart) -> Records:
         )
     return Records(
         features=features,
-        labels=labels.astype(np.int64),
+        labels=labels.astype(outcome.target_type),
         units=units,
         natural_site=sites,
         task=source.task,

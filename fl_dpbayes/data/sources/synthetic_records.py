@@ -4,7 +4,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import expit
 
-from fl_dpbayes.config import OfficialPart, SyntheticSites, Task
+from fl_dpbayes.config import Classification, OfficialPart, SyntheticSites, Task
 from fl_dpbayes.data.records import Records
 
 Floats = npt.NDArray[np.float64]
@@ -68,7 +68,7 @@ def synthetic_records(
         labels=labels,
         units=np.arange(len(labels)),
         natural_site=np.char.add("site-", (sites + 1).astype(str)),
-        task=Task(input_shape=features.shape[1:], classes=2),
+        task=Task(input_shape=features.shape[1:], outcome=Classification(classes=2)),
         unit="record",
         truth=np.stack([expit(-log_odds), expit(log_odds)], axis=1),
     )

@@ -277,7 +277,7 @@ def labels_of(table: pandas.DataFrame, source: Table) -> npt.NDArray[np.int64]:
     )
     values = column.numbers()
     column.require(
-        (values == np.round(values)) & (values >= 0) & (values < source.classes),
+        source.task.outcome.holds(values),
         problem=f"no whole number from 0 to {source.classes - 1}",
         remedy="recode them, or correct source.classes",
     )

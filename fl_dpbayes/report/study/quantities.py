@@ -96,11 +96,15 @@ class Quantity:
         return f"{self.value(estimate.mean)}{unit} {self.ends(estimate)}".strip()
 
 
+def _unmeasured(sums: object) -> None:
+    """What no sums of a site tell, a study may still compare."""
+
+
 def quantity(key: str) -> Quantity:
     """Return how a metric is called and written; an unknown one keeps its own name."""
-    metric = METRICS.get(key, Metric(file="", key=key))
+    metric = METRICS.get(key, Metric(_unmeasured, key=key))
     if key.startswith("ece_if_calibrated"):
-        metric = Metric(file="", better="", unit="share", calibration_error=True, key=key)
+        metric = Metric(_unmeasured, better="", unit="share", calibration_error=True, key=key)
     name = metric.name
     share = metric.unit == "share"
     short_name = name

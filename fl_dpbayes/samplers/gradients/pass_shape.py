@@ -217,8 +217,8 @@ def _made_up_records(workload: Workload, rows: int) -> tuple[nn.Module, Tensor, 
         targets = torch.randn(rows, generator=generator)
     else:
         with torch.no_grad():
-            classes = probe(inputs).shape[-1]
-        targets = torch.randint(classes, (rows,), generator=generator)
+            outputs = probe(inputs).shape[-1]
+        targets = torch.randint(outputs, (rows,), generator=generator)
     return probe, inputs, targets.to(parameter.device, workload.target_type)
 
 

@@ -9,7 +9,6 @@ from flwr.app import Array, Message
 from fl_dpbayes.calibration.bins import OUTCOME, REPORT_BINS, coarsen
 from fl_dpbayes.calibration.federation import counts
 from fl_dpbayes.calibration.federation.counts import (
-    Total,
     check_counts,
     check_noise,
     decisive_means,
@@ -18,7 +17,8 @@ from fl_dpbayes.calibration.federation.counts import (
     empty_site,
 )
 from fl_dpbayes.calibration.release import SENT_COLUMNS, NoisedTable, merge_noised, sensitivity
-from fl_dpbayes.calibration.statistics import from_batch, to_arrays
+from fl_dpbayes.calibration.statistics import from_batch
+from fl_dpbayes.calibration.sums import Total
 from fl_dpbayes.config.names import PREDICTORS
 from fl_dpbayes.report.warnings import sentence
 from tests.counted import CARD, top_label
@@ -245,7 +245,7 @@ def worst_of(name: str) -> Callable[[Message], Message]:
         labels = arrays[f"{name}/class_wise"].numpy()[..., OUTCOME].sum(axis=1).astype(int)
         label = np.repeat(np.arange(10), labels)
         wrong = np.eye(10)[(label + 1) % 10]
-        for key, array in to_arrays(from_batch(wrong, label)).items():
+        for key, array in from_batch(wrong, label).arrays().items():
             arrays[f"{name}/{key}"] = Array(array)
         return reply
 

@@ -8,10 +8,11 @@ from fl_dpbayes.calibration.federation.rows import conformal_rows, mean_rows, se
 from fl_dpbayes.calibration.federation.subgroups import Place
 from fl_dpbayes.calibration.records import CalibrationRecord
 from fl_dpbayes.calibration.release import SENT_COLUMNS, NoisedTable
-from fl_dpbayes.calibration.statistics import empty, from_batch
+from fl_dpbayes.calibration.statistics import from_batch
 from fl_dpbayes.report.answer import answer
 from fl_dpbayes.report.run_files import read_csv
 from fl_dpbayes.report.summary import parse_summary
+from tests.counted import empty
 
 
 def row(site, role="train", predictor="posterior", **values):

@@ -9,12 +9,16 @@ from clients.evaluate import count_predictions
 from clients.subgroups import measured_groups
 from fl_dpbayes.calibration.federation.evaluation import Evaluation, Place
 from fl_dpbayes.calibration.federation.subgroups import read_subgroups, subgroup_sets
-from fl_dpbayes.calibration.statistics import from_batch, merge, to_arrays
+from fl_dpbayes.calibration.statistics import entropies, from_batch
+from fl_dpbayes.config.outcome import Classification
 from fl_dpbayes.config.task import Task
 from fl_dpbayes.data.site import SiteSplit
+from fl_dpbayes.outcomes import outcome_of
+from fl_dpbayes.outcomes.classification import class_sums
+from fl_dpbayes.posterior import Prediction
 from fl_dpbayes.protocol.evaluate import EvaluateReply, EvaluateRequest
 from tests.asking import SOURCE, evaluate, record_of, refusal_of
-from tests.counted import CARD
+from tests.counted import CARD, merge
 
 SEX = np.array(["female", "male", "male", "female", "male", "male"])
 PREDICTED = np.array([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4], [0.3, 0.7], [0.5, 0.5], [1.0, 0.0]])
@@ -38,30 +42,46 @@ def request(classes=2) -> EvaluateRequest:
     )
 
 
+TWO = outcome_of(Classification(classes=2))
+
+
+def bytes_of(classes: int) -> int:
+    """The size of the tables of one subgroup, of two predictors."""
+    return 2 * outcome_of(Classification(classes=classes)).sums.nbytes
+
+
+def counted_of(chosen, **changes):
+    """Count the predictions of `last` of all records, and of each subgroup."""
+    entropy = entropies(PREDICTED)
+    prediction = Prediction(PREDICTED, total=entropy, aleatoric=entropy, epistemic=0 * entropy)
+    counted = count_predictions(TWO, prediction, part(**changes), chosen)
+    return {f"{place}last": sums for place, sums in counted.items()}
+
+
 def test_subgroups_add_up_to_the_whole_with_their_truth() -> None:
-    groups, left_out = measured_groups({"sex": SEX}, request())
+    groups, left_out = measured_groups({"sex": SEX}, bytes_of(2))
     assert (groups, left_out) == ((("sex", "female"), ("sex", "male")), 0)
-    counted = count_predictions("last", part(), groups, PREDICTED)
+    counted = counted_of(groups)
     assert list(counted) == ["last", "group-0/last", "group-1/last"]
     female = from_batch(
         PREDICTED[SEX == "female"], LABELS[SEX == "female"], truth=np.full((2, 2), 0.5)
     )
-    for name, array in to_arrays(counted["group-0/last"]).items():
-        np.testing.assert_array_equal(array, to_arrays(female)[name])
-    for name, array in to_arrays(merge(counted["group-0/last"], counted["group-1/last"])).items():
-        np.testing.assert_allclose(array, to_arrays(counted["last"])[name], rtol=1e-12, atol=1e-12)
+    for name, array in counted["group-0/last"].arrays().items():
+        np.testing.assert_array_equal(array, female.arrays()[name])
+    for name, array in merge(counted["group-0/last"], counted["group-1/last"]).arrays().items():
+        np.testing.assert_allclose(array, counted["last"].arrays()[name], rtol=1e-12, atol=1e-12)
 
 
 def test_attributes_that_do_not_fit_into_a_reply_are_left_out_whole() -> None:
     wide = np.array([str(number) for number in range(19)])
-    assert measured_groups({"sex": SEX, "wide": wide}, request())[1] == 19
-    assert len(measured_groups({"wide": wide, "sex": SEX}, request())[0]) == 19
+    assert measured_groups({"sex": SEX, "wide": wide}, bytes_of(2))[1] == 19
+    assert len(measured_groups({"wide": wide, "sex": SEX}, bytes_of(2))[0]) == 19
     # 1,000 classes: 74 MiB for each subgroup.
-    assert measured_groups({"sex": SEX}, request(classes=1000)) == ((), 2)
+    assert measured_groups({"sex": SEX}, bytes_of(1000)) == ((), 2)
 
 
 def arrays_of(counted) -> dict:
-    tables = {key: to_arrays(statistics) for key, statistics in counted.items()}
+    tables = {key: statistics.arrays() for key, statistics in counted.items()}
     return {
         f"{key}/{name}": array for key, of_one in tables.items() for name, array in of_one.items()
     }
@@ -70,25 +90,27 @@ def arrays_of(counted) -> dict:
 def test_more_records_in_subgroups_than_in_all_are_refused() -> None:
     groups = (("sex", "female"), ("sex", "male"), ("age", "old"))
     people = {"sex": SEX, "age": np.full(6, "old")}
-    counted = count_predictions("last", part(groups=people), groups, PREDICTED)
+    counted = counted_of(groups, groups=people)
     whole = {"last": counted["last"]}
-    assert len(read_subgroups(CARD, groups, arrays_of(counted), whole)) == 3
+    assert len(read_subgroups(CARD, groups, arrays_of(counted), whole, TWO.sums)) == 3
     twice = counted | {"group-0/last": counted["group-1/last"]}
     with pytest.raises(ValueError, match="subgroups of 'sex' add up to more"):
-        read_subgroups(CARD, groups, arrays_of(twice), whole)
+        read_subgroups(CARD, groups, arrays_of(twice), whole, TWO.sums)
     forged = arrays_of(counted)
     forged["group-2/last/truth"] = forged["group-2/last/truth"] + 5
     with pytest.raises(ValueError, match="cannot come from records"):
-        read_subgroups(CARD, groups, forged, whole)
+        read_subgroups(CARD, groups, forged, whole, TWO.sums)
 
 
 def test_subgroups_are_pooled_over_the_sites_that_have_them() -> None:
     parts = []
     for name, people in (("north", SEX), ("south", np.full(6, "male"))):
-        groups, _ = measured_groups({"sex": people}, request())
-        counted = count_predictions("last", part(groups={"sex": people}), groups, PREDICTED)
+        groups, _ = measured_groups({"sex": people}, bytes_of(2))
+        counted = counted_of(groups, groups={"sex": people})
         card = CARD.model_copy(update={"name": name})
-        parts += read_subgroups(card, groups, arrays_of(counted), {"last": counted["last"]})
+        parts += read_subgroups(
+            card, groups, arrays_of(counted), {"last": counted["last"]}, TWO.sums
+        )
     every = subgroup_sets(parts, ("held_out", "train"))
     found = [(part.site, part.group[1], int(part.statistics.count)) for part in every]
     assert found == [
@@ -232,7 +254,7 @@ def test_a_hostile_site_cannot_add_subgroups_and_many_sites_get_no_diagrams(
 def test_subgroups_too_large_for_a_reply_are_refused_before_they_are_read() -> None:
     reply = EvaluateReply.model_validate({**REPLY, "groups": [["sex", "male"]]})
     with pytest.raises(ValueError, match="1 subgroups, whose tables are too large"):
-        Evaluation(1000).add(CARD, request(classes=1000), reply, None)
+        Evaluation(class_sums(1000)).add(CARD, request(classes=1000), reply, None)
 
 
 def test_one_sample_has_no_epistemic_uncertainty_to_detect_a_shift_by(federation) -> None:
@@ -245,7 +267,7 @@ def test_one_sample_has_no_epistemic_uncertainty_to_detect_a_shift_by(federation
 
 
 def test_predictor_that_some_sites_lack_is_not_pooled() -> None:
-    evaluation = Evaluation(2)
+    evaluation = Evaluation(class_sums(2))
     sums = from_batch(PREDICTED, LABELS)
     evaluation._samples = {"posterior": 5, "last": 1}
     measured = (("a", "posterior"), ("b", "posterior"), ("a", "last"))

@@ -18,8 +18,8 @@ from fl_dpbayes.calibration.metrics.errors import (
 )
 from fl_dpbayes.calibration.metrics.ranking import auroc, roc_points
 from fl_dpbayes.calibration.rms_interval import debiased_mean_square_gap
-from fl_dpbayes.calibration.statistics import empty, from_batch, merge
-from tests.counted import GOLDEN, binary, miscalibrated
+from fl_dpbayes.calibration.statistics import from_batch
+from tests.counted import GOLDEN, binary, empty, merge, miscalibrated
 
 SEEDS = st.integers(0, 10_000)
 

@@ -20,9 +20,9 @@ from fl_dpbayes.calibration.metrics import ranking
 from fl_dpbayes.calibration.metrics.errors import ece_equal_mass
 from fl_dpbayes.calibration.metrics.ranking import aurc, aurc_excess
 from fl_dpbayes.calibration.recalibration.maps import recalibrate
-from fl_dpbayes.calibration.statistics import empty, from_batch, merge
+from fl_dpbayes.calibration.statistics import from_batch
 from fl_dpbayes.config.recalibration import RecalibrationMap
-from tests.counted import top_label
+from tests.counted import empty, merge, top_label
 
 
 def of_log_odds(log_odds):

@@ -7,8 +7,8 @@ from sklearn.metrics import log_loss
 
 from fl_dpbayes.calibration.metrics import ranking, scores
 from fl_dpbayes.calibration.metrics.scores import brier_interval, nll_interval
-from fl_dpbayes.calibration.statistics import empty, from_batch
-from tests.counted import GOLDEN, binary, top_label
+from fl_dpbayes.calibration.statistics import from_batch
+from tests.counted import GOLDEN, binary, empty, top_label
 
 
 def test_accuracy_nll_and_brier_agree_with_records():

@@ -12,8 +12,8 @@ from fl_dpbayes.calibration.metrics.two_classes import (
     calibration_slope,
     decision_curve,
 )
-from fl_dpbayes.calibration.statistics import empty, from_batch, merge
-from tests.counted import binary
+from fl_dpbayes.calibration.statistics import from_batch
+from tests.counted import binary, empty, merge
 
 
 def draw(seed, count, spread, law):

@@ -15,6 +15,7 @@ from fl_dpbayes.calibration.recalibration.descent import (
     record_gradients,
 )
 from fl_dpbayes.calibration.recalibration.maps import describe, recalibrate
+from fl_dpbayes.config.outcome import Classification
 from fl_dpbayes.config.recalibration import (
     PARAMETER_BOUND,
     RecalibrationMap,
@@ -73,7 +74,7 @@ def test_temperature_keeps_the_top_label_and_rows_that_sum_to_one_property(seed,
 def test_gradients_are_those_of_the_loss_and_zero_changes_nothing(method, classes):
     probabilities, labels = overconfident(7, classes, 2.0)
     logs = log_probabilities(probabilities)
-    size = parameter_count(method, classes)
+    size = parameter_count(method, Classification(classes=classes))
     at = np.random.default_rng(1).normal(0, 0.5, size)
     numeric = approx_fprime(at, lambda parameters: map_loss(method, parameters, logs, labels), 1e-7)
     assert np.abs(record_gradients(method, at, logs, labels).mean(axis=0) - numeric).max() < 1e-5
@@ -109,7 +110,7 @@ def descend(
     **more,
 ):
     index = np.arange(len(labels)) if unit_index is None else unit_index
-    size = parameter_count(the_plan.method, probabilities.shape[1])
+    size = parameter_count(the_plan.method, Classification(classes=probabilities.shape[1]))
     stretch = Stretch(the_plan, sigma, units or len(labels), first_step, steps or the_plan.steps)
     generator = np.random.default_rng(more.pop("seed", 0))
     return private_fit(

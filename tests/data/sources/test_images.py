@@ -34,7 +34,8 @@ def test_images_are_resized_and_labelled_by_folder(folder, channels):
 def test_an_empty_class_counts_and_a_damaged_image_is_named(folder):
     (folder / "unseen").mkdir()
     source = ImageFolder(path=folder, height=6, width=4)
-    assert source.task.classes == load_unscaled(source, "train").scaled().task.classes == 3
+    assert source.task == load_unscaled(source, "train").scaled().task
+    assert source.task.outcome.classes == 3
     (folder / "sick" / "9.png").write_bytes(b"no image")
     refused(r"image .*9\.png cannot be read", load_unscaled, source, "train")
 
