@@ -16,6 +16,7 @@ from fl_dpbayes.audit.noise_questions import (
 )
 from fl_dpbayes.audit.parts import RECORDS_PER_UNIT, UNITS, PartedSite
 from fl_dpbayes.calibration import recalibrate
+from fl_dpbayes.config import Classification
 from fl_dpbayes.config import recalibration as config
 from fl_dpbayes.data import recalibration_units
 from fl_dpbayes.privacy.audit_statistics import Questions, mean_test, variance_test
@@ -117,7 +118,7 @@ def _descent_plan(
 
 def _gradient(section: config.Recalibration, probabilities: Array, label: int) -> Array:
     """Return the gradient of -log of the recalibrated probability at 0, by central differences."""
-    count = config.parameter_count(section.method, len(probabilities))
+    count = config.parameter_count(section.method, Classification(classes=len(probabilities)))
 
     def loss(parameters: Array) -> float:
         mapping = config.RecalibrationMap(
