@@ -257,7 +257,7 @@ def test_each_bad_reply_is_rejected_with_its_reason_and_the_others_go_on(
             ], site
     assert set(summary["recalibration"]["sites"]) == {"east"}
     assert {row["site"] for row in summary["calibration"]} == {"pooled:train", "east"}
-    assert (run.folder / "run.sqlite").stat().st_size < 2**18
+    assert (run.folder / "run.sqlite").stat().st_size < 2**20
     page = assert_shown_clean(run)
     assert "2 REJECTED, 3 REJECTED, " in page
     assert "sent a reply that was rejected" in page
