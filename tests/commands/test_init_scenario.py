@@ -144,7 +144,7 @@ def test_a_folder_of_images_becomes_a_scenario_with_patients_and_sites_found_in_
     assert "2 hospitals train, 1 held out, 180 images of 2 classes" in said
     scenario = load_scenario(str(out))
     assert set(scenario.sites) == {"North-Clinic", "Sud", "west"}
-    assert scenario.data.source.class_names == ("sick", "well")
+    assert scenario.data.source.names_of_classes == ("sick", "well")
     assert (
         sum(site.train_units + site.test_units for site in plan_sites(scenario, None).sites) == 90
     )

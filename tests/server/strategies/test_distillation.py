@@ -142,7 +142,11 @@ def test_synthetic_inputs_need_no_record_and_are_warned_about(federation) -> Non
             "give at least one row of 64 numbers",
         ),
         ({"features": np.zeros((4, 64))}, "rule='predbayes', beta='fitted'", "no array 'labels'"),
-        ({"features": np.zeros((4, 64), object)}, "rule='distillation'", "not of plain numbers"),
+        (
+            {"features": np.zeros((4, 64), object)},
+            "rule='distillation'",
+            "npz archive of plain arrays",
+        ),
     ],
     ids=["absent", "shape", "labels", "pickle"],
 )
