@@ -205,9 +205,9 @@ def records_as_metric(patch: pytest.MonkeyPatch) -> None:
     held = [0]
     sound = clients.train.TrainingRecords
 
-    def watched(*given):
-        held.append(len(given[0]))
-        return sound(*given)
+    def watched(**fields):
+        held.append(len(fields["features"]))
+        return sound(**fields)
 
     patch.setattr(clients.train, "TrainingRecords", watched)
     _metrics(patch, lambda: {"records": held[-1]})

@@ -37,6 +37,7 @@ from fl_dpbayes.files.kept import Kept
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import to_vector
 from fl_dpbayes.models.priors import prior_gradient
+from fl_dpbayes.outcomes import classification
 from fl_dpbayes.predict import update
 from fl_dpbayes.privacy.audit_statistics import Check
 from fl_dpbayes.privacy.streams import Streams
@@ -323,7 +324,7 @@ FAULTS: dict[str, Fault] = {
     "isotonic counts forget their cap": changed(
         clients.recalibrate, "capped_units", lambda sound: lambda part, most: part
     ),
-    "evaluation noise forgets its cap": changed(clients.evaluate, "top_label_counts", without_cap),
+    "evaluation noise forgets its cap": changed(classification, "top_label_counts", without_cap),
     "descent with half the noise": changed(
         clients.recalibrate, "private_fit", descent_with_half_the_noise
     ),

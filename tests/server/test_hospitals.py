@@ -289,7 +289,7 @@ def test_sets_are_predicted_from_what_was_paid_for_once(
         )
         sets, names = (
             pandas.read_csv(file.with_suffix(".csv"))["set"],
-            run.scenario.data.source.class_names,
+            run.scenario.data.source.names_of_classes,
         )
         held = [names[label] in told.split(" | ") for label, told in zip(labels, sets, strict=True)]
         assert np.mean(held) >= (0.95 if file == home else 0.9)

@@ -114,7 +114,11 @@ def groups(
     if not axes:
         yield {}, frame
         return
-    columns = [pd.Categorical(frame[axis], study.methods(axis)) for axis in axes]
+    # As many bare categoricals as the table has rows would be taken for its columns.
+    columns = [
+        pd.Series(pd.Categorical(frame[axis], study.methods(axis)), index=frame.index)
+        for axis in axes
+    ]
     for labels, rows in frame.groupby(columns, observed=True):
         yield dict(zip(axes, labels, strict=True)), rows
 
