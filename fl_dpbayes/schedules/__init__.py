@@ -13,14 +13,3 @@ from fl_dpbayes.schedules.planned import (
     planned_step_sizes,
     step_sizes,
 )
-
-__all__ = [
-    "ChainStreams",
-    "NoiseScale",
-    "PlannedChain",
-    "noise_multipliers",
-    "noise_scale",
-    "noise_without_privacy",
-    "planned_step_sizes",
-    "step_sizes",
-]
