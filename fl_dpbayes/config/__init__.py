@@ -87,8 +87,6 @@ from fl_dpbayes.config.names import (
 from fl_dpbayes.config.outcome import (
     AnyOutcome,
     Classification,
-    OutcomeConfig,
-    Targets,
 )
 from fl_dpbayes.config.plan import (
     FLAT,

@@ -27,7 +27,6 @@ from fl_dpbayes.report.run_files import (
     append_csv,
     calibration_csv_row,
     check_not_cut_off,
-    read_csv,
     read_summary,
     stored_summary,
     write_calibration,
