@@ -324,8 +324,6 @@ def figure() -> Figure:
 
 if __name__ == "__main__":
     PAGE.write_text(reference(), encoding="utf-8")
-    described = look.drawn_figure(
-        "speed", "What a private step and a site's round cost", None, figure
-    )
+    described = look.drawn_figure("speed", "What a private step and a site's round cost", figure)
     assert described is not None
     (RESULTS / "speed.svg").write_text(described.svg, encoding="utf-8")

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple, Self
 
-from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt
+from pydantic import AfterValidator, Field, PositiveInt
 
 from fl_dpbayes.config.data_folder import known_folder
 from fl_dpbayes.config.names import GroupText
@@ -568,14 +568,12 @@ class Logistic2D(SyntheticSites):
 class Radiographs(SyntheticSites):
     """Chest-like grey pictures with an opacity, whose contrast decides on the label.
 
-    `side`: pixels per row and column. `steepness` and `threshold`: the log odds of label 1 rise by
-    `steepness` per unit of contrast (0 to 1) and are even at `threshold`, at the average site. See
-    `radiographs.py`.
+    `side`: pixels per row and column. `threshold`: the contrast (0 to 1) at which both labels are
+    equally likely at the average site. See `radiographs.py`.
     """
 
     kind: Literal["radiographs"] = "radiographs"
     side: Annotated[int, Field(ge=8, le=224)] = 28
-    steepness: Annotated[PositiveFloat, Field(le=100)] = 10.0
     threshold: Annotated[float, Field(ge=0, le=1)] = 0.5
 
     @property

@@ -244,18 +244,6 @@ def _with_mapped_features(site_file: SiteFile, site: Site, part: SiteSplit) -> S
     return part
 
 
-def read_records(site_file: SiteFile) -> Records:
-    """Read the site's records from its source: those that it selects, scaled and shifted.
-
-    Args:
-        site_file: The site's file, with absolute paths.
-
-    Raises:
-        UserError: As `load_site`.
-    """
-    return prepared(site_file, load_unscaled(site_file.source, site_file.selection.part))
-
-
 def prepared(site_file: SiteFile, records: Records) -> Records:
     """Select the site's records of its source's, scale and shift them.
 

@@ -75,7 +75,6 @@ _NAMES_OF_MODULES = {
     ),
 }
 _MODULES = {name: module for module, names in _NAMES_OF_MODULES.items() for name in names}
-__all__ = list(_MODULES)
 
 
 def __getattr__(name: str) -> Any:

@@ -9,8 +9,6 @@ from typing import Any
 from fl_dpbayes.config import AnyOutcome, implementation
 from fl_dpbayes.outcomes.outcome import Adjustments, Outcome
 
-__all__ = ["Adjustments", "Outcome", "outcome_of"]
-
 
 def outcome_of(outcome: AnyOutcome) -> Outcome[Any, Any]:
     """Return what is computed of an outcome, from the module of its kind."""

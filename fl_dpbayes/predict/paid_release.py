@@ -262,6 +262,9 @@ def _noised_and_committed(
         table = noised(exact, payer.noise_multiplier, cipher)
         ledger.commit(reservation, json.dumps(table.sums.tolist()).encode())
     except Exception as error:
+        # Unlike a site's answer to a server, this one fails also where the ledger refused to store
+        # it: how long its text is depends on records and noise, so that another try is another
+        # release.
         ledger.fail(reservation)
         raise FailedError(f"the release failed, and its budget is spent: {error}") from error
     return table

@@ -20,7 +20,6 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from fl_dpbayes.files import write_atomically, written
-from fl_dpbayes.report.page_tables import PageTable
 
 INK = "#1f2933"
 MUTED = "#5b6770"
@@ -124,13 +123,11 @@ class DrawnFigure:
         name: Stem of its file.
         svg: The drawing.
         description: What it shows, in words.
-        table: Its numbers; None where the run's records or a table of the page have them.
     """
 
     name: str
     svg: str
     description: str
-    table: PageTable | None
 
     @property
     def inline(self) -> Markup:
@@ -151,14 +148,13 @@ class DrawnFigure:
 
 
 def drawn_figure(
-    name: str, description: str, table: PageTable | None, draw: Callable[[], Figure | None]
+    name: str, description: str, draw: Callable[[], Figure | None]
 ) -> DrawnFigure | None:
     """Draw a figure in the look above, equal ones as equal text.
 
     Args:
         name: Stem of its file.
         description: What it shows, in words.
-        table: Its numbers; None where the run's records or a table of the page have them.
         draw: Draws it, or returns None where there is nothing to draw.
 
     Returns:
@@ -177,7 +173,7 @@ def drawn_figure(
     # The measured font is part of matplotlib, so layout does not depend on the machine; the reader
     # may not have it.
     svg = buffer.getvalue().replace("'DejaVu Sans'", FONT_STACK)
-    return DrawnFigure(name=name, svg=svg, description=description, table=table)
+    return DrawnFigure(name=name, svg=svg, description=description)
 
 
 def save_figures(folder: Path, figures: Iterable[DrawnFigure]) -> None:

@@ -93,7 +93,6 @@ def _draw_reliability(run: Summary, row: ReliabilityRecord) -> DrawnFigure | Non
     return drawn_figure(
         name=figure_name("reliability", row.role, row.predictor),
         description=f"Reliability diagram. {title}; {subtitle}.",
-        table=None,
         draw=lambda: reliability_figure(row, title, subtitle),
     )
 
@@ -106,7 +105,6 @@ def _draw_epsilon(run: Summary, curves: Sequence[EpsilonCurve]) -> DrawnFigure |
     return drawn_figure(
         name="epsilon",
         description=f"Epsilon spent after each round at each site, {subtitle}.",
-        table=None,
         draw=lambda: epsilon_figure(curves, subtitle),
     )
 
@@ -118,7 +116,6 @@ def _draw_sites(places: Sequence[CalibrationRecord], metric: str) -> DrawnFigure
     return drawn_figure(
         name=figure_name("sites", metric),
         description=f"{title} at every site{ends}.",
-        table=None,
         draw=lambda: sites_figure(places, metric, title),
     )
 
@@ -144,7 +141,6 @@ def _draw_shifts(run: Summary) -> DrawnFigure | None:
     return drawn_figure(
         name="shifts",
         description=f"{title}, {subtitle}.",
-        table=None,
         draw=lambda: heat_figure(values, title, subtitle),
     )
 
@@ -162,7 +158,6 @@ def _draw_roc(run: Summary, rows: Sequence[ReliabilityRecord]) -> DrawnFigure | 
     return drawn_figure(
         name=figure_name("roc", first.role),
         description=f"{title}. {subtitle}.",
-        table=None,
         draw=lambda: roc_figure(rows, title, subtitle),
     )
 
@@ -172,6 +167,5 @@ def _draw_net_benefit(rows: Sequence[CalibrationRecord]) -> DrawnFigure | None:
     return drawn_figure(
         name=figure_name("net_benefit", rows[0].role),
         description=f"Net benefit per 100 records at each threshold. {title}.",
-        table=None,
         draw=lambda: net_benefit_figure(rows, title),
     )

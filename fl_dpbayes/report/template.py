@@ -36,9 +36,7 @@ there are few records.
 {%- endmacro -%}
 {%- macro figure(item) -%}
 <figure role="group" aria-label="{{ item.description }}">{{ item.inline }}
-{% if item.table %}<details><summary>Numbers of this figure</summary>{{ table(item.table, \
-item.description) }}</details>
-{% endif %}</figure>
+</figure>
 {%- endmacro -%}
 <!DOCTYPE html>
 <html lang="en">

@@ -11,23 +11,3 @@ from fl_dpbayes.samplers.gradients.pass_shape import Workload, checked_gradient_
 from fl_dpbayes.samplers.local_trace import LocalTrace, log_likelihood_estimate
 from fl_dpbayes.samplers.minibatch import BatchGradient, TrainingRecords
 from fl_dpbayes.samplers.state_vectors import ChainState, initial_vectors, state_arrays, to_state
-
-__all__ = [
-    "Algorithm",
-    "BatchGradient",
-    "ChainDivergedError",
-    "ChainState",
-    "LocalTrace",
-    "RecordLoss",
-    "TrainingRecords",
-    "Workload",
-    "build_algorithm",
-    "checked_gradient_shape",
-    "initial_vectors",
-    "log_likelihood_estimate",
-    "run_chain",
-    "state_arrays",
-    "summed_cross_entropy",
-    "to_state",
-    "wanted_rows",
-]

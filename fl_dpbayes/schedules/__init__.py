@@ -8,19 +8,7 @@ from fl_dpbayes.schedules.noise import NoiseScale, noise_multipliers
 from fl_dpbayes.schedules.planned import (
     ChainStreams,
     PlannedChain,
-    noise_scale,
     noise_without_privacy,
     planned_step_sizes,
     step_sizes,
 )
-
-__all__ = [
-    "ChainStreams",
-    "NoiseScale",
-    "PlannedChain",
-    "noise_multipliers",
-    "noise_scale",
-    "noise_without_privacy",
-    "planned_step_sizes",
-    "step_sizes",
-]

@@ -21,13 +21,14 @@ from fl_dpbayes.config.site_file import (
 from fl_dpbayes.config.sources import BuiltIn, Table
 from fl_dpbayes.config.task import Task
 from fl_dpbayes.data.feature_cache import cached_features
+from fl_dpbayes.data.records import load_unscaled
 from fl_dpbayes.data.site import (
     Site,
     SiteSplit,
     is_delta_allowed,
     load_site,
     most_units,
-    read_records,
+    prepared,
 )
 from fl_dpbayes.data.site_ledger import create_ledger, data_version, open_ledger
 from fl_dpbayes.data.snapshot import source_files, write_snapshot
@@ -342,7 +343,8 @@ def test_ledger_sees_a_changed_record_though_size_and_time_were_put_back(
 
     def checked_again() -> None:
         if checked:
-            write_snapshot(site_file, read_records(site_file), source_files(site_file))
+            records = prepared(site_file, load_unscaled(site_file.source, site_file.selection.part))
+            write_snapshot(site_file, records, source_files(site_file))
 
     checked_again()
     create_ledger(site_file).close()

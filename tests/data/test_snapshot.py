@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from fl_dpbayes.config.approved_code import approve_bundle
-from fl_dpbayes.config.site_file import read_own_site_file, read_site_file
-from fl_dpbayes.data.site import Site, load_site, read_records, site_of
+from fl_dpbayes.config.site_file import SiteFile, read_own_site_file, read_site_file
+from fl_dpbayes.data.records import Records, load_unscaled
+from fl_dpbayes.data.site import Site, load_site, prepared, site_of
 from fl_dpbayes.data.site_ledger import data_version
 from fl_dpbayes.data.snapshot import (
     DataChangedError,
@@ -31,6 +32,10 @@ def site(table_site):
     made.write(ROWS, snapshot=PLACE)
     checked(made.path)
     return made
+
+
+def read_records(site_file: SiteFile) -> Records:
+    return prepared(site_file, load_unscaled(site_file.source, site_file.selection.part))
 
 
 def checked(path: Path) -> Site:

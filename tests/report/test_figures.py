@@ -97,7 +97,7 @@ def test_epsilon_curves_skip_rounds_without_a_statement(write_run, summary):
 def test_inline_svg_has_its_own_identifiers(reported):
     seen: set[str] = set()
     for path in (reported.parent / "figures").iterdir():
-        text = DrawnFigure(path.stem, path.read_text(encoding="utf-8"), "", None).inline
+        text = DrawnFigure(path.stem, path.read_text(encoding="utf-8"), "").inline
         identifiers = set(re.findall(r'\sid="([^"]*)"', text))
         references = set(
             re.findall(r'href="#([^"]*)"', text) + re.findall(r"url\(#([^)]*)\)", text)

@@ -24,6 +24,8 @@ LUNG = -0.45
 HEART = 0.28
 RIB = 0.05
 OPACITY = 0.4
+# Of the log odds of label 1, per unit of contrast.
+STEEPNESS = 10.0
 # Lengths and places are shares of the side.
 LUNG_CENTER = 0.22
 LUNG_WIDTH = 0.15
@@ -98,7 +100,7 @@ def acquisition(source: Radiographs) -> Acquisition:
 def load(source: Radiographs, part: OfficialPart) -> Records:
     """Draw one part of the source.
 
-        c ~ U(0, 1),  P(y = 1 | c) = sigmoid(steepness (c - threshold) + intercept_k)
+        c ~ U(0, 1),  P(y = 1 | c) = sigmoid(STEEPNESS (c - threshold) + intercept_k)
 
     The label depends on the latent contrast c and not on the noisy picture, so the truth is p(y |
     c), which no model of pictures attains. Its average over the records in a confidence bin is E[y
@@ -117,7 +119,7 @@ def load(source: Radiographs, part: OfficialPart) -> Records:
     sites, generator = sites_of_part(source, part)
     patients = draw_patients(len(sites), generator)
     contrast = patients.contrast.astype(np.float64)
-    log_odds = source.steepness * (contrast - source.threshold) + scanners.intercepts[sites]
+    log_odds = STEEPNESS * (contrast - source.threshold) + scanners.intercepts[sites]
     labels = draw_labels(log_odds, generator)
     pixels = np.empty((len(sites), 1, source.side, source.side), np.uint8)
     step = max(1, PIXELS_AT_ONCE // source.side**2)

@@ -52,7 +52,6 @@ def _draw(figures: list[PanelFigure]) -> list[DrawnFigure]:
         drawn_figure(
             name=content.name,
             description=f"{content.title}; {content.subtitle}.",
-            table=None,
             draw=partial(draw_panels, content),
         )
         for content in figures
