@@ -204,9 +204,7 @@ class BatchGradient:
     def _choose_passes(self, units: int) -> GradientPasses:
         try:
             return self._chosen_passes(units)
-        except UserError:
-            raise
-        except Exception as error:
+        except RuntimeError as error:
             # It comes from made-up records, so it may be told.
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST_REASON]
             raise UserError(
