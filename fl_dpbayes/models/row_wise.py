@@ -63,7 +63,7 @@ def is_chain_of_known_layers(module: nn.Module, record_shape: Sequence[int]) -> 
 def _is_known(layer: nn.Module, rank: int) -> bool:
     attributes = vars(layer)
     is_changed = "forward" in attributes or any(attributes.get(name) for name in _HOOKS)
-    if is_changed or type(layer) not in KNOWN_LAYERS:
+    if is_changed or type(layer) not in KNOWN_LAYERS or not _holds_plain_tensors(layer):
         return False
     if rank == 0:
         # A record that is a number would be one entry of a row.
@@ -72,3 +72,9 @@ def _is_known(layer: nn.Module, rank: int) -> bool:
         return (layer.start_dim, layer.end_dim) == (1, -1)
     # What is no batch of pictures, a convolution would take as one picture.
     return not isinstance(layer, nn.Conv2d) or rank == 3
+
+
+def _holds_plain_tensors(layer: nn.Module) -> bool:
+    """Say whether no parameter or buffer is of a class that may compute what it likes."""
+    values = [*layer._parameters.values(), *layer._buffers.values()]
+    return all(value is None or type(value) in (nn.Parameter, Tensor) for value in values)

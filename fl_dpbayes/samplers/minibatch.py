@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from fl_dpbayes.config import AnyPrivacyPlan
+from fl_dpbayes.errors import UserError
 from fl_dpbayes.files import KEPT
 from fl_dpbayes.models import (
     DropoutModule,
@@ -48,6 +49,8 @@ from fl_dpbayes.schedules import ChainStreams
 
 # What one entry of the cache of chosen passes takes, roughly, in bytes.
 _CHOICE_BYTES = 2**12
+# Characters of an error of torch that are told.
+_LONGEST_REASON = 300
 # Six bits a unit cost 6 / 64 of a word, and leave 1 / 64 of the units to draw a uniform.
 _MOST_BITS = 6
 
@@ -199,6 +202,17 @@ class BatchGradient:
         )
 
     def _choose_passes(self, units: int) -> GradientPasses:
+        try:
+            return self._chosen_passes(units)
+        except RuntimeError as error:
+            # It comes from made-up records, so it may be told.
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST_REASON]
+            raise UserError(
+                f"the module's gradient cannot be computed record by record: {reason}; "
+                "see docs/models.md"
+            ) from None
+
+    def _chosen_passes(self, units: int) -> GradientPasses:
         engine = gradient_engine(self._module, self._features.shape[1:])
         way: Way = "vmap" if self._materialises else engine.name
         workload = Workload(

@@ -106,7 +106,7 @@ def dense_chain(module: nn.Module) -> DenseChain | None:
         The chain. None if the module is more than that: half precision, layers that are frozen or
         used twice, hooks, a ReLU at the end.
     """
-    if type(module) is not nn.Sequential or _has_hooks(module):
+    if type(module) is not nn.Sequential or _is_changed(module):
         return None
     parts = list(module)
     if len(parts) == 0 or len(set(parts)) < len(parts):
@@ -131,9 +131,11 @@ def dense_chain(module: nn.Module) -> DenseChain | None:
     return DenseChain(layers=layers, rectified=rectified, flattens=flattens, buffers=buffers)
 
 
-def _has_hooks(module: nn.Sequential) -> bool:
+def _is_changed(module: nn.Sequential) -> bool:
+    """Say whether a part does anything but what its class does."""
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     return any(
-        part._forward_hooks or part._forward_pre_hooks or part._backward_hooks
+        "forward" in vars(part) or any(vars(part).get(name) for name in hooks)
         for part in [module, *module.children()]
     )
 
