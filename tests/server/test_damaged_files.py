@@ -1,5 +1,6 @@
 """Files that a resume reads, damaged in every way: refused in one line, or proven harmless."""
 
+import os
 import random
 import shutil
 import threading
@@ -262,3 +263,33 @@ def test_ledgers_made_anew_stop_the_run_until_they_are_put_back(cut: Path, runs:
         shutil.copytree(aside / folder, cut / folder)
     resume(cut)
     assert_same_run(cut, runs / "unbroken")
+
+
+UNFIT = {
+    "a file elsewhere": ({"files": {"/dev/zero": "0" * 64}}, STORE_FILE),
+    "a file above": ({"files": {"sites/../../x": "0" * 64}}, STORE_FILE),
+    "no name": ({"files": {"sites/\0": "0" * 64}}, STORE_FILE),
+    "no table": ({"files": ["x"]}, STORE_FILE),
+    "a folder": ({"files": {"sites/..": "0" * 64}}, "sites/.."),
+    "no partition": ({"partition": None}, STORE_FILE),
+    "no baselines": ({"baselines": {"rows": [{}]}}, STORE_FILE),
+}
+
+
+@pytest.mark.parametrize(("content", "named"), UNFIT.values(), ids=list(UNFIT))
+def test_a_store_that_a_stranger_wrote_is_refused(
+    cut: Path, content: dict[str, object], named: str
+) -> None:
+    with RunStore.open(cut) as store:
+        store.append(**content)
+    with pytest.raises(UserError, match="^[^\n]*$") as refusal:
+        resume(cut)
+    assert f"{cut / named} is " in str(refusal.value)
+
+
+def test_a_pipe_in_the_place_of_a_site_file_is_refused(cut: Path) -> None:
+    path = cut / "sites/00-north.npy"
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(UserError, match=f"{path} is missing"):
+        resume(cut)
