@@ -104,6 +104,12 @@ class StoredArrays:
     round: int
     layout: str
 
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Name of an array -> its shape, as the row has it; a UserError if that is damaged."""
+        with self.store.reading():
+            return {form.name: form.shape for form in _LAYOUT.validate_json(self.layout)}
+
     def read(self, names: Collection[str] | None = None) -> dict[str, npt.NDArray]:
         """Read arrays into memory.
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -20,6 +21,7 @@ from fl_dpbayes.engine.resume import resume_run
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.files.run_store import STORE_FILE, RunStore
 from server.checkpoint import read_rounds, save_round, server_state
+from server.strategies.moves import MOVES, SEED
 from server.strategies.strategy import PosteriorStrategy
 from tests.resumed import assert_same_run
 from tests.server.conftest import Cut
@@ -282,9 +284,38 @@ def test_a_store_that_a_stranger_wrote_is_refused(
 ) -> None:
     with RunStore.open(cut) as store:
         store.append(**content)
-    with pytest.raises(UserError, match="^[^\n]*$") as refusal:
+    with pytest.raises(UserError, match=r"^[^\n]*$") as refusal:
         resume(cut)
     assert f"{cut / named} is " in str(refusal.value)
+
+
+SAMPLES = {name: np.ones(1) for name in ("weights", "temperatures")}
+
+
+@pytest.mark.parametrize(
+    ("put", "said"),
+    [
+        (
+            lambda store: store.add_samples(
+                "north", 0, 1, SAMPLES | {"samples/x": np.ones((1, 5))}
+            ),
+            "samples of 'north' have different shapes",
+        ),
+        (
+            lambda store: store.replace_state(MOVES, 0, 2, {SEED: np.array(-1.0)}),
+            "the sums of moves are not what a run keeps",
+        ),
+    ],
+    ids=["samples", "moves"],
+)
+def test_arrays_that_no_run_stored_are_refused(
+    cut: Path, put: Callable[[RunStore], None], said: str
+) -> None:
+    with RunStore.open(cut) as store:
+        put(store)
+        store.append()
+    with pytest.raises(UserError, match=f"{STORE_FILE} is not as it was written .{said}"):
+        resume(cut)
 
 
 def test_a_pipe_in_the_place_of_a_site_file_is_refused(cut: Path) -> None:
