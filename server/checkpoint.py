@@ -4,12 +4,13 @@ A round is one entry of the store, so a run is never between two. Nothing random
 every generator of the server is made where it is used, from the scenario's seed or the round.
 """
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveInt, ValidationError
+from pydantic import Field, PositiveInt, TypeAdapter, ValidationError
 
 from fl_dpbayes.config import RunWarning
 from fl_dpbayes.data import SCENARIO_FILE, SITES_FOLDER
@@ -24,6 +25,13 @@ from server.round_outcomes import RoundOutcome
 # The store's name for the server's state; no site can be called so.
 SERVER = "server's checkpoint"
 ROUND = "round"
+# SHA-256 of the files that a run is made of, by their path in its folder; no other file is read.
+_FILES = TypeAdapter(
+    dict[
+        Annotated[str, Field(pattern=rf"^({re.escape(SCENARIO_FILE)}|{SITES_FOLDER}/[^/\x00]+)\z")],
+        Annotated[str, Field(pattern=r"^[0-9a-f]{64}\z")],
+    ]
+)
 
 
 class Checkpoint(Config):
@@ -240,7 +248,8 @@ def check_run_files(store: RunStore, only: str | None = None) -> None:
         UserError: Names a file that is not as it was, or too many.
     """
     folder = store.path.parent
-    digests = store.latest("files") or {}
+    with store.reading():
+        digests = _FILES.validate_python(store.latest("files") or {})
     for name, stored in digests.items():
         if only in (None, name):
             _check_file(folder / name, stored)
@@ -252,10 +261,11 @@ def check_run_files(store: RunStore, only: str | None = None) -> None:
 
 
 def _check_file(path: Path, stored: str) -> None:
+    # What is no plain file, such as a pipe, may have no end.
+    if not path.is_file():
+        raise UserError(f"{path} is missing: {REMEDY}")
     try:
         if file_sha256(path) != stored:
             raise UserError(f"{path} is not as it was written (its SHA-256 differs): {REMEDY}")
-    except FileNotFoundError:
-        raise UserError(f"{path} is missing: {REMEDY}") from None
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror or error}): {REMEDY}") from None

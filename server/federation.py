@@ -248,8 +248,9 @@ def _write_posterior(
 
 def _partition(store: RunStore) -> PartitionMeasures:
     """Return what was measured of the sites' data in a simulation."""
-    partition = dict(store.latest(PARTITION) or {})
-    baselines = store.latest(BASELINES)
-    if baselines is not None:
-        partition["baselines"] = baselines
-    return PartitionMeasures.model_validate(partition)
+    with store.reading():
+        partition = dict(store.latest(PARTITION) or {})
+        baselines = store.latest(BASELINES)
+        if baselines is not None:
+            partition["baselines"] = baselines
+        return PartitionMeasures.model_validate(partition)

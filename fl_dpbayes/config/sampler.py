@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, PositiveFloat
 
 from fl_dpbayes.config.registry import SAMPLER_GROUP, Choice, Registry
+from fl_dpbayes.errors import UserError
 from fl_dpbayes.files import Config
 
 # Far inside float32: the first product of a state would not be finite.
@@ -114,6 +115,17 @@ class SamplerSettings(Choice):
     step_size: StepSizeSchedule = ConstantStepSize(initial=0.2)
     prior: Prior = GaussianPrior()
     kind: str
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        """Refuse an algorithm that would be private by its name and not by its plan.
+
+        Raises:
+            UserError: It says itself what follows from its kind.
+        """
+        super().__init_subclass__(**keywords)
+        for name in ("algorithm", "is_private"):
+            if getattr(cls, name) is not getattr(SamplerSettings, name):
+                raise UserError(f"{cls.__name__} sets {name}: leave it out, its kind says it")
 
     @property
     def algorithm(self) -> str:

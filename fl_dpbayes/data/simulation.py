@@ -206,7 +206,7 @@ def _write_sites(
 
 def read_partition(run_folder: Path) -> PartitionRecord:
     """Read how the records of a run were dealt."""
-    with RunStore.open(run_folder, to_read=True) as store:
+    with RunStore.open(run_folder, to_read=True) as store, store.reading():
         return PartitionRecord.model_validate(store.latest(PARTITION))
 
 

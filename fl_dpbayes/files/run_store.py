@@ -52,12 +52,17 @@ _SETTINGS = (
     "trusted_schema = OFF",
     "cell_size_check = ON",
     "mmap_size = 0",
+    # A file may ask for as much memory as it is large.
+    "cache_size = -2000",
     # FULL, and the folder too: after a power cut a round that sites were told of is there.
     "synchronous = EXTRA",
     "temp_store = MEMORY",
     # Some builds of SQLite write zeros over all that is deleted.
     "secure_delete = OFF",
 )
+# In all statements before the file is checked. A file that holds one page many times could keep
+# SQLite busy for years with its tables' names; those of a store need a few hundred.
+_MOST_STEPS = 100_000
 _LOCK_SECONDS = 60.0
 _CHUNK_BYTES = 2**20
 # Of a text, or of the arrays of a row: a reply has 512 MiB at most.
@@ -98,6 +103,12 @@ class StoredArrays:
     chain: int
     round: int
     layout: str
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Name of an array -> its shape, as the row has it; a UserError if that is damaged."""
+        with self.store.reading():
+            return {form.name: form.shape for form in _LAYOUT.validate_json(self.layout)}
 
     def read(self, names: Collection[str] | None = None) -> dict[str, npt.NDArray]:
         """Read arrays into memory.
@@ -432,12 +443,15 @@ def _refuse_earlier(folder: Path) -> None:
 def _prepare(connection: sqlite3.Connection) -> None:
     """Set what a connection does and trusts; refuse a file that is no store of this version."""
     connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MOST_BYTES)
+    connection.set_progress_handler(lambda: 1, _MOST_STEPS)
     for setting in _SETTINGS:
         connection.execute(f"PRAGMA {setting}")
     identity = {name: connection.execute(f"PRAGMA {name}").fetchone()[0] for name in _IDENTITY}
-    tables = dict(connection.execute("SELECT name, sql FROM sqlite_master"))
-    if identity != _IDENTITY or tables != _TABLES:
+    # A list: a trigger may have the name of a table.
+    tables = connection.execute("SELECT name, sql FROM sqlite_master ORDER BY name").fetchall()
+    if identity != _IDENTITY or tables != sorted(_TABLES.items()):
         raise ValueError("it is no store of this version")
+    connection.set_progress_handler(None, 0)
 
 
 def _make_tables(connection: sqlite3.Connection) -> None:

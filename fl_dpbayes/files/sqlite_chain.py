@@ -3,7 +3,9 @@
 A site's ledger and a run's store are kept so.
 """
 
+import os
 import sqlite3
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +19,10 @@ CHAIN_TABLE = (
 )
 # SQLite's positions start here, so that an entry before the first one is read, and noticed, too.
 _LEAST_POSITION = -(2**63)
+# Files that SQLite opens beside a database, by what their names add to its name.
+_BESIDE = ("-journal", "-wal", "-shm")
+# A journal with this end names a file, anywhere, which SQLite deletes once it has rolled back.
+_NAMES_A_FILE = bytes.fromhex("d9d505f920a163d7")
 
 
 class BrokenChainError(ValueError):
@@ -60,10 +66,34 @@ def connect(path: Path, mode: Literal["rw", "ro", "rwc"], timeout: float) -> sql
         The connection, which the caller closes.
 
     Raises:
-        sqlite3.Error: If it cannot be opened.
+        sqlite3.Error: If it cannot be opened, or a file beside it is none that a chain leaves.
     """
+    _check_beside(path)
     address = f"{path.as_uri()}?mode={mode}"
     return sqlite3.connect(address, timeout=timeout, isolation_level=None, uri=True)
+
+
+def _check_beside(path: Path) -> None:
+    """Refuse what makes SQLite wait, or write or delete in another place, as soon as it opens.
+
+    Raises:
+        sqlite3.DatabaseError: It names the file.
+    """
+    for ending in _BESIDE:
+        beside = path.with_name(path.name + ending)
+        try:
+            status = beside.lstat()
+        except OSError:
+            # SQLite says what keeps it from a file that is there.
+            continue
+        if not stat.S_ISREG(status.st_mode):
+            raise sqlite3.DatabaseError(f"{beside.name} beside it is no plain file")
+    journal = path.with_name(f"{path.name}-journal")
+    if journal.is_file() and journal.stat().st_size >= len(_NAMES_A_FILE):
+        with journal.open("rb") as file:
+            file.seek(-len(_NAMES_A_FILE), os.SEEK_END)
+            if file.read() == _NAMES_A_FILE:
+                raise sqlite3.DatabaseError(f"{journal.name} beside it names a file to delete")
 
 
 def append_row(connection: sqlite3.Connection, text: str) -> ChainRow:

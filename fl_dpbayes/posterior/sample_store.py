@@ -1,6 +1,6 @@
 """The posterior bank: every site's samples in the run's store, read back one reply at a time."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -62,6 +62,24 @@ class PosteriorBank:
         stored = self._store.state(site, chain)
         return stored.read() if stored else None
 
+    def checked_last(
+        self, name: str, is_valid: Callable[[str, npt.NDArray], bool]
+    ) -> dict[str, npt.NDArray] | None:
+        """Return numbers that the server keeps from round to round; None before the first round.
+
+        Args:
+            name: Under which they are kept.
+            is_valid: Says of an array and its name whether the server can have kept it.
+
+        Raises:
+            UserError: If they are damaged, or not what the server keeps.
+        """
+        last = self.last(name, 0)
+        with self._store.reading():
+            if last is not None and not all(is_valid(*item) for item in last.items()):
+                raise ValueError(f"the {name} are not what a run keeps")
+        return None if last is None else {**last}
+
     def has_last(self, site: str, chain: int) -> bool:
         """Say whether a site has sent a state of one of its chains."""
         return self._store.state(site, chain) is not None
@@ -81,7 +99,12 @@ class PosteriorBank:
 
         None if it has sent none.
         """
-        pieces = tuple(map(_piece, self._store.samples(site)))
+        stored = self._store.samples(site)
+        with self._store.reading():
+            # As the server checks what comes of a site, all of one model are alike.
+            if len({tuple(_one_sample(arrays).items()) for arrays in stored}) > 1:
+                raise ValueError(f"samples of {site[:60]!r} have different shapes")
+        pieces = tuple(map(_piece, stored))
         return StoredSamples(pieces) if pieces else None
 
     def stored_last_states(self, site: str) -> StoredSamples | None:
@@ -97,6 +120,12 @@ class PosteriorBank:
             if (arrays.chain, arrays.round) == (chain, round_number)
         )
         return StoredSamples(pieces).in_memory() if pieces else None
+
+
+def _one_sample(stored: StoredArrays) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of one sample's parameters."""
+    shapes = sorted(stored.shapes.items())
+    return {name: shape[1:] for name, shape in shapes if name.startswith(f"{_SAMPLES}/")}
 
 
 def _piece(stored: StoredArrays) -> SamplePiece:

@@ -25,6 +25,13 @@ SEED = "seed"
 SEED_BITS = 53
 
 
+def _is_valid(name: str, numbers: npt.NDArray) -> bool:
+    """Say whether an array is a seed of sketches, or a site's moves in one round at least."""
+    if name == SEED:
+        return numbers.shape == () and 0 <= numbers < 2**SEED_BITS
+    return numbers.shape == (SKETCH_SIZE + 1,) and numbers[-1] >= 1
+
+
 class SketchedMoves:
     """Each site's sketched moves from the server's state and their number, summed over rounds."""
 
@@ -37,9 +44,10 @@ class SketchedMoves:
                 scenario's seed, so there it is None and the sketches' seed is a secret.
         """
         self._bank = bank
-        stored = bank.last(MOVES, 0)
-        if stored is not None:
-            self._arrays: dict[str, npt.NDArray] = {**stored}
+        self._arrays: dict[str, npt.NDArray]
+        stored = bank.checked_last(MOVES, _is_valid)
+        if stored is not None and SEED in stored:
+            self._arrays = stored
             return
         seed = secrets.randbits(SEED_BITS)
         if simulation_seed is not None:

@@ -24,6 +24,13 @@ class Taken(SamplerSettings):
     kind: Literal["dp-sgd"]
 
 
+def test_no_sampler_is_private_by_its_name_alone() -> None:
+    with pytest.raises(UserError, match="SaysItself sets is_private: leave it out"):
+
+        class SaysItself(Own):
+            is_private: ClassVar[bool] = False
+
+
 @pytest.fixture(autouse=True)
 def shipped_alone(monkeypatch):
     SAMPLERS.loaded()

@@ -1,8 +1,10 @@
 """A run's store: what was put comes back, what no entry ends goes, and nothing in it is trusted."""
 
 import json
+import os
 import shutil
 import sqlite3
+import struct
 from functools import partial
 from pathlib import Path
 
@@ -213,6 +215,78 @@ def test_what_is_no_store_of_a_run_is_refused(folder: Path, statement: str) -> N
         refused(
             f"^{folder / STORE_FILE} is not as it was written .*in privacy.csv and .*$", how, folder
         )
+
+
+# How SQLite ends a journal: with the name of a file, which it deletes after rolling back.
+NAME_END = bytes.fromhex("d9d505f920a163d7")
+
+
+def journal_naming(store: Path, named: Path) -> bytes:
+    """Return a journal for the store that restores nothing, and names a file."""
+    pages = store.stat().st_size // 4096
+    header = NAME_END + struct.pack(">IIIII", 0, 1, pages, 512, 4096)
+    name = bytes(named)
+    end = struct.pack(">II", len(name), sum(name)) + NAME_END
+    return header.ljust(512, b"\0") + struct.pack(">I", 2**30 // 4096 + 1) + name + end
+
+
+def test_no_journal_of_a_stranger_deletes_a_file(folder: Path) -> None:
+    named = folder.with_name("other")
+    named.touch()
+    store = folder / STORE_FILE
+    store.with_name("run.sqlite-journal").write_bytes(journal_naming(store, named))
+    refused(f"^{store} .*run.sqlite-journal beside it names a file", RunStore.open, folder)
+    assert named.exists()
+
+
+@pytest.mark.parametrize("ending", ["journal", "wal", "shm"])
+@pytest.mark.parametrize("to_read", [True, False])
+def test_what_is_no_plain_file_beside_a_store_is_refused(
+    folder: Path, ending: str, to_read: bool
+) -> None:
+    open_store = partial(RunStore.open, to_read=to_read)
+    beside = folder / f"{STORE_FILE}-{ending}"
+    # SQLite would write where the link leads.
+    beside.symlink_to(folder.with_name("elsewhere"))
+    refused(f"{beside.name} beside it is no plain file", open_store, folder)
+    beside.unlink()
+    # It would wait for ever for somebody who writes into a pipe.
+    os.mkfifo(beside)
+    refused(f"{beside.name} beside it is no plain file", open_store, folder)
+
+
+def test_a_trigger_with_the_name_of_a_table_is_refused(folder: Path) -> None:
+    trigger = "CREATE TRIGGER arrays AFTER INSERT ON chain BEGIN DELETE FROM arrays; END"
+    connection = sqlite3.connect(folder / STORE_FILE, isolation_level=None)
+    tables = connection.execute("SELECT * FROM sqlite_master ORDER BY name DESC").fetchall()
+    connection.execute("PRAGMA writable_schema = ON")
+    connection.execute("DELETE FROM sqlite_master")
+    # The table is named last.
+    for row in (tables[0], ("trigger", "arrays", "chain", 0, trigger), tables[2], tables[1]):
+        connection.execute("INSERT INTO sqlite_master VALUES (?, ?, ?, ?, ?)", row)
+    connection.close()
+    refused("it is no store of this version", RunStore.open, folder)
+
+
+def test_names_of_tables_are_not_read_without_end(folder: Path) -> None:
+    connection = sqlite3.connect(folder / STORE_FILE, isolation_level=None)
+    connection.execute("PRAGMA writable_schema = ON")
+    connection.execute(
+        "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 20000) "
+        "INSERT INTO sqlite_master SELECT 'view', 'v' || i, 'v' || i, 0, "
+        "'CREATE VIEW v' || i || ' AS SELECT 1' FROM n"
+    )
+    connection.close()
+    refused(r"not as it was written \(interrupted\)", RunStore.open, folder)
+
+
+def test_a_store_does_not_say_how_much_memory_its_reader_takes(folder: Path) -> None:
+    with sqlite3.connect(folder / STORE_FILE) as connection:
+        connection.execute("PRAGMA default_cache_size = 2000000")
+    connection.close()
+    with RunStore.open(folder, to_read=True) as store:
+        (kibibytes,) = store._connection.execute("PRAGMA cache_size").fetchone()
+    assert kibibytes == -2000
 
 
 FORM = {"name": "w", "type": "float32", "shape": [2]}

@@ -1,5 +1,6 @@
 """Files that a resume reads, damaged in every way: refused in one line, or proven harmless."""
 
+import os
 import random
 import shutil
 import threading
@@ -7,6 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -19,6 +21,7 @@ from fl_dpbayes.engine.resume import resume_run
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.files.run_store import STORE_FILE, RunStore
 from server.checkpoint import read_rounds, save_round, server_state
+from server.strategies.moves import MOVES, SEED
 from server.strategies.strategy import PosteriorStrategy
 from tests.resumed import assert_same_run
 from tests.server.conftest import Cut
@@ -262,3 +265,62 @@ def test_ledgers_made_anew_stop_the_run_until_they_are_put_back(cut: Path, runs:
         shutil.copytree(aside / folder, cut / folder)
     resume(cut)
     assert_same_run(cut, runs / "unbroken")
+
+
+UNFIT = {
+    "a file elsewhere": ({"files": {"/dev/zero": "0" * 64}}, STORE_FILE),
+    "a file above": ({"files": {"sites/../../x": "0" * 64}}, STORE_FILE),
+    "no name": ({"files": {"sites/\0": "0" * 64}}, STORE_FILE),
+    "no table": ({"files": ["x"]}, STORE_FILE),
+    "a folder": ({"files": {"sites/..": "0" * 64}}, "sites/.."),
+    "no partition": ({"partition": None}, STORE_FILE),
+    "no baselines": ({"baselines": {"rows": [{}]}}, STORE_FILE),
+}
+
+
+@pytest.mark.parametrize(("content", "named"), UNFIT.values(), ids=list(UNFIT))
+def test_a_store_that_a_stranger_wrote_is_refused(
+    cut: Path, content: dict[str, object], named: str
+) -> None:
+    with RunStore.open(cut) as store:
+        store.append(**content)
+    with pytest.raises(UserError, match=r"^[^\n]*$") as refusal:
+        resume(cut)
+    assert f"{cut / named} is " in str(refusal.value)
+
+
+SAMPLES = {name: np.ones(1) for name in ("weights", "temperatures")}
+
+
+@pytest.mark.parametrize(
+    ("put", "said"),
+    [
+        (
+            lambda store: store.add_samples(
+                "north", 0, 1, SAMPLES | {"samples/x": np.ones((1, 5))}
+            ),
+            "samples of 'north' have different shapes",
+        ),
+        (
+            lambda store: store.replace_state(MOVES, 0, 2, {SEED: np.array(-1.0)}),
+            "the sums of moves are not what a run keeps",
+        ),
+    ],
+    ids=["samples", "moves"],
+)
+def test_arrays_that_no_run_stored_are_refused(
+    cut: Path, put: Callable[[RunStore], None], said: str
+) -> None:
+    with RunStore.open(cut) as store:
+        put(store)
+        store.append()
+    with pytest.raises(UserError, match=f"{STORE_FILE} is not as it was written .{said}"):
+        resume(cut)
+
+
+def test_a_pipe_in_the_place_of_a_site_file_is_refused(cut: Path) -> None:
+    path = cut / "sites/00-north.npy"
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(UserError, match=f"{path} is missing"):
+        resume(cut)
