@@ -11,6 +11,7 @@ from functools import partial
 from types import CodeType, FunctionType, MethodType, ModuleType
 
 from torch import Tensor, nn
+from torch.jit import ScriptFunction, ScriptModule
 
 _FOLDERS = ("stdlib", "platstdlib", "purelib", "platlib")
 _INSTALLED = tuple({sysconfig.get_path(name) for name in _FOLDERS})
@@ -30,22 +31,42 @@ def code_behind(layer: nn.Module) -> tuple[Hashable, ...]:
         Code and values, to be compared.
     """
     parts: list[Hashable] = []
+    for value in _reached_by(layer):
+        if isinstance(value, bool | int | float | str):
+            parts.append((type(value), value))
+        elif isinstance(value, FunctionType) and not _is_installed_code(value):
+            parts.append(value.__code__)
+    return tuple(parts)
+
+
+def reaches_compiled_code(module: nn.Module) -> bool:
+    """Say whether a layer is, or code outside of installed packages reads, what torch.jit compiled.
+
+    Args:
+        module: Layers are looked at one by one.
+    """
+    return any(
+        isinstance(value, ScriptModule | ScriptFunction)
+        for layer in module.modules()
+        for value in (layer, *_reached_by(layer))
+    )
+
+
+def _reached_by(layer: nn.Module) -> Iterator[object]:
     waiting: list[object] = [type(layer)]
     waiting += [value for name, value in vars(layer).items() if name not in _TENSORS_AND_LAYERS]
     reached: dict[int, object] = {}
     while waiting:
         value = waiting.pop()
         if isinstance(value, bool | int | float | str):
-            parts.append((type(value), value))
+            yield value
             continue
         if id(value) in reached:
             continue
         # Kept here, so that no other object gets its id.
         reached[id(value)] = value
-        if isinstance(value, FunctionType) and not _is_installed_code(value):
-            parts.append(value.__code__)
+        yield value
         waiting += _behind(value)
-    return tuple(parts)
 
 
 def _is_installed_code(function: FunctionType) -> bool:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fl_dpbayes.errors import UserError
+from fl_dpbayes.models.code_behind import reaches_compiled_code
 from fl_dpbayes.models.mapped import mapped
 from fl_dpbayes.models.row_wise import KNOWN_LAYERS
 from fl_dpbayes.models.rows import ROWS, attributes_of, bytes_of, drawn_modules
@@ -59,6 +60,11 @@ def validate_module(module: nn.Module) -> None:
             raise UserError(
                 f"{title} cannot be computed record by record (by torch.func.vmap): "
                 "opacus.layers has DPLSTM, DPGRU and DPRNN, which can and have the same parameters"
+            )
+        if reaches_compiled_code(layer):
+            raise UserError(
+                f"{title} is or calls code that torch.jit compiled, in which records cannot be "
+                "kept apart: leave torch.jit out"
             )
         if isinstance(layer, _BatchNorm):
             _check_batch_norm(layer, title)

@@ -160,6 +160,22 @@ def test_module_that_does_not_fit_is_refused_with_the_remedy(module, said):
         refused(said, model_shapes, ModuleModel(factory=name), TASK)
 
 
+def first_plane(features: torch.Tensor) -> torch.Tensor:
+    return features[:, 0, 0, :3]
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:FutureWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_compiled_code_is_refused():
+    compiled = torch.jit.script(first_plane)
+    for module in (
+        Residual(torch.jit.script(nn.Linear(4, 3))),
+        Residual(how=lambda features: compiled(features)),
+    ):
+        with provided(module) as name:
+            refused("torch.jit compiled", model_shapes, ModuleModel(factory=name), TASK)
+
+
 def test_fixed_part_that_differs_each_time_is_refused():
     refused("another 'waves' each time", model_shapes, own("drawn_by_numpy"), TASK)
 
