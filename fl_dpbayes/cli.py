@@ -624,10 +624,11 @@ def main() -> None:
         if status == INTERRUPTED:
             errors.print("stopped", style="red")
         sys.exit(status)
-    except click.exceptions.NoArgsIsHelpError as error:
-        error.show()
-        sys.exit(2)
     except click.ClickException as error:
+        # Click 8.1 has no class of that name, and shows the help by itself.
+        if type(error).__name__ == "NoArgsIsHelpError":
+            error.show()
+            sys.exit(2)
         _fail(_usage_error(error), 2)
     except (Stopped, click.Abort) as stop:
         _fail(f"stopped: {stop}".rstrip(": "), INTERRUPTED)
