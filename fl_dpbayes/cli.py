@@ -393,7 +393,7 @@ def account(
     q: Annotated[float | None, Option(help="Sampling rate.")] = None,
     steps: Annotated[int | None, Option(help="Number of steps.")] = None,
     history: Annotated[
-        Path | None, Option(help="A JSON list of [noise_multiplier, q, steps] instead.")
+        Path | None, Option(help="A JSON list of \\[noise_multiplier, q, steps] instead.")
     ] = None,
     adjacency: Adjacency = "add_or_remove_one",
     as_json: AsJson = False,
@@ -428,7 +428,7 @@ def solve(
     units: Annotated[int, Option(help="n, for couplings with a temperature.")] = 1000,
     clip_norm: Annotated[float, Option(help="C, for couplings with a temperature.")] = 1.0,
     temperature: Annotated[
-        float | None, Option(help="tau of 'floor' [default: 1.0]; others: none.")
+        float | None, Option(help="tau of 'floor', 1.0 if not given; others: none.")
     ] = None,
     adjacency: Adjacency = "add_or_remove_one",
     as_json: AsJson = False,
@@ -620,13 +620,16 @@ def main() -> None:
         # Not every terminal's encoding has an epsilon.
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]
     try:
-        status = commands()(standalone_mode=False) or 0
+        status = commands()(prog_name="fl-dpbayes", standalone_mode=False) or 0
         if status == INTERRUPTED:
             errors.print("stopped", style="red")
         sys.exit(status)
     except click.ClickException as error:
-        error.show()
-        sys.exit(2)
+        # Click 8.1 has no class of that name, and shows the help by itself.
+        if type(error).__name__ == "NoArgsIsHelpError":
+            error.show()
+            sys.exit(2)
+        _fail(_usage_error(error), 2)
     except (Stopped, click.Abort) as stop:
         _fail(f"stopped: {stop}".rstrip(": "), INTERRUPTED)
     except UserError as error:
@@ -638,6 +641,14 @@ def main() -> None:
             "command you gave",
             1,
         )
+
+
+def _usage_error(error: click.ClickException) -> str:
+    """Say in one line what is wrong with an option or argument, and where it is explained."""
+    reason = " ".join(error.format_message().split()).rstrip(".")
+    context = getattr(error, "ctx", None)
+    path = "fl-dpbayes" if context is None else context.command_path
+    return f"error: {reason}; see  {path} --help"
 
 
 def _fail(text: str, status: int) -> None:

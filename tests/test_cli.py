@@ -42,6 +42,10 @@ WRONG = {
     f"{ACCOUNT} --history /nonexistent.json": "cannot be read",
     "predict /nonexistent x.csv": "does not exist",
     "site ledger show /nonexistent.toml": "does not exist",
+    "simulate digits --engine x": "'flower', 'inline'; see  fl-dpbayes simulate --help",
+    "simulate --resume": "requires an argument",
+    "site dry-run x.toml": "'--scenario'; see  fl-dpbayes site dry-run --help",
+    "nonsense": "No such command 'nonsense'; see  fl-dpbayes --help",
 }
 
 
@@ -180,6 +184,13 @@ def test_account_table_says_how_far_the_limit_under_reports(command) -> None:
         True,
         False,
     ]
+
+
+def test_run_of_an_older_version_is_named_where_it_is_to_predict(tmp_path: Path, refusal) -> None:
+    (tmp_path / "journal.jsonl").touch()
+    for name in ("predict", "evaluate"):
+        said = refusal(name, str(tmp_path), "x.csv")
+        assert "holds a run of an older version of fl-dpbayes (journal.jsonl): finish it" in said
 
 
 @pytest.mark.parametrize("asked", [["report"], ["predict", "x.csv"], ["evaluate", "x.csv"]])

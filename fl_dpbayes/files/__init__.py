@@ -71,6 +71,7 @@ _NAMES_OF_MODULES = {
         "RunStore",
         "STORE_FILE",
         "StoredArrays",
+        "refuse_earlier_run",
         "require_store",
     ),
 }

@@ -163,7 +163,7 @@ class RunStore:
         Raises:
             UserError: If it cannot be made, is damaged, or an older version's run is there.
         """
-        _refuse_earlier(folder)
+        refuse_earlier_run(folder)
         path = folder / STORE_FILE
         with _writing(path):
             connection = connect(path.resolve(), "rwc", _LOCK_SECONDS)
@@ -427,11 +427,16 @@ def require_store(folder: Path) -> None:
         UserError: If it has none.
     """
     if not (folder / STORE_FILE).is_file():
-        _refuse_earlier(folder)
+        refuse_earlier_run(folder)
         raise UserError(f"{folder / STORE_FILE} is missing: {REMEDY}")
 
 
-def _refuse_earlier(folder: Path) -> None:
+def refuse_earlier_run(folder: Path) -> None:
+    """Refuse a run directory of a version that kept a run in many files.
+
+    Raises:
+        UserError: If it is one.
+    """
     for name in _EARLIER_FILES:
         if (folder / name).is_file():
             raise UserError(

@@ -11,7 +11,7 @@ from torch import nn
 from fl_dpbayes.config import BuiltIn, Model, Scenario, Task, backbone_folder, load_scenario
 from fl_dpbayes.data import SCENARIO_FILE
 from fl_dpbayes.errors import UserError
-from fl_dpbayes.files import digest
+from fl_dpbayes.files import digest, refuse_earlier_run
 from fl_dpbayes.models import build_model
 from fl_dpbayes.models.feature_map import feature_map
 from fl_dpbayes.models.frozen_body import frozen_body
@@ -104,8 +104,9 @@ def read_run(
         The run, whose posterior and scenario belong together.
 
     Raises:
-        UserError: If one is missing, damaged or not that of the other.
+        UserError: If one is missing, damaged or not that of the other, or an older version ran it.
     """
+    refuse_earlier_run(folder)
     posterior_path = folder / POSTERIOR_FILE
     if not posterior_path.is_file():
         check_not_cut_off(folder)

@@ -76,6 +76,11 @@ def read_new_records(
         data, path, task, _table_source(source, path), labelled=labelled, skip=skip_bad_rows
     )
     if labelled and records.labels is None:
+        table = _table_source(source, path)
+        if table is not None:
+            raise UserError(
+                f"{data} has no column {table.label!r}, which holds the labels of this run: add it"
+            )
         raise UserError(
             f"{data} has no labels: give a column 'label', an array 'labels', or a folder "
             "for each class"

@@ -120,6 +120,15 @@ def test_labels_of_an_archive_matter_only_where_asked_for(tmp_path):
 def test_labels_of_a_table_matter_only_where_asked_for(tmp_path):
     path = tmp_path / "new.csv"
     source = Table(path=path, label="label", classes=3, features=("x", "y"))
+    path.write_text("x,y\n1,7\n")
+    refused(
+        "no column 'label', which holds the labels of this run: add it",
+        read_new_records,
+        path,
+        NUMBERS,
+        source,
+        labelled=True,
+    )
     for label, said in (
         ("9", "no whole number"),
         ("unknown", "text"),
