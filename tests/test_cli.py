@@ -136,6 +136,7 @@ def commands_of(group, prefix=()):
             yield (*prefix, name)
 
 
+@pytest.mark.slow
 def test_every_command_has_help_with_an_example_and_describes_every_argument(command) -> None:
     for path in commands_of(cli.commands()):
         status, shown, _ = command(*path, "--help")
@@ -192,6 +193,7 @@ def test_result_of_a_run_that_was_cut_off_is_asked_of_resume(
     assert said in refusal(name, str(tmp_path), *data)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", ["simulate", "study", "audit"])
 def test_an_unknown_name_is_told_before_torch_or_flower_is_imported(asked: str) -> None:
     code = (

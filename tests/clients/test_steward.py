@@ -116,6 +116,7 @@ KEYS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", KEYS)
 def test_each_key_of_the_policy_is_enforced_and_its_refusal_is_a_line_of_the_log(
     table_site, key: str

@@ -54,6 +54,7 @@ def images(*shape):
     return np.random.default_rng(0).random(shape, dtype=np.float32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "channels"), [pytest.param(0, 3, marks=pytest.mark.slow), (1, 1)]
 )

@@ -176,6 +176,7 @@ def test_many_kinds_of_shift_are_a_map_for_each_method(study, monkeypatch) -> No
 AVERAGE = "average of posterior samples"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "panel", "place", "line", "mean", "half", "settings"),
     [

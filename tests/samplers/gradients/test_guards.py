@@ -42,6 +42,7 @@ def named_samples(module, count):
     return {name: np.repeat(value.detach().numpy()[None], count, axis=0) for name, value in named}
 
 
+@pytest.mark.slow
 @EVERY
 def test_one_more_unit_moves_the_sum_by_at_most_the_clip_norm(guard):
     module = guards.awake(guard)

@@ -66,6 +66,7 @@ def test_linear_equals_one_by_one_property(
     )
 
 
+@pytest.mark.slow
 @given(
     groups=st.integers(1, 2),
     kernel=st.integers(1, 3),
@@ -117,6 +118,7 @@ def test_spread_gradient_is_that_of_finite_differences():
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(
     draws=st.integers(1, 4),
