@@ -395,6 +395,7 @@ def test_the_audit_log_is_rotated_and_a_line_that_was_cut_off_is_passed_over(
     assert all(b"\x1b" not in path.read_bytes() for path in tmp_path.glob("*.jsonl"))
 
 
+@pytest.mark.slow
 def test_a_simulated_site_writes_no_audit_log_and_counts_no_evaluation(federation) -> None:
     run = federation("evaluation={release='public'}").run()
     assert not list(run.folder.rglob("*audit.jsonl"))

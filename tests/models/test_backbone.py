@@ -110,6 +110,7 @@ def test_number_of_features_is_the_width_of_the_last_layer(architecture):
     assert [layer.in_features for layer in linear] == [width]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("architecture", "spoil"),
     [

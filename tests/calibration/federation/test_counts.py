@@ -89,6 +89,7 @@ def test_site_that_makes_a_pooled_result_vanish_is_named() -> None:
     assert any("vanish" in sentence(found) for found in said)
 
 
+@pytest.mark.slow
 def test_all_zero_tables_are_told_with_their_sender_and_not_the_neighbour(federation) -> None:
     def zeros(reply: Message) -> Message:
         for name, array in list(reply.content["arrays"].items()):

@@ -452,6 +452,7 @@ def test_the_answer_names_both_directions_pools_neither_and_says_what_was_not_sp
     ]
 
 
+@pytest.mark.slow
 def test_tables_hold_every_method_by_setting(beside) -> None:
     found = read_study(beside)
     table = texts_of(baseline_table(found))

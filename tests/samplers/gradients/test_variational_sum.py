@@ -34,6 +34,7 @@ def batch(*shape, scale=1.0):
     ) % 3
 
 
+@pytest.mark.slow
 @given(
     widths=st.lists(st.integers(1, 9), min_size=1, max_size=3),
     bias=st.booleans(),
