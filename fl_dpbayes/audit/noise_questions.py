@@ -1,7 +1,7 @@
 """What an auditor asks of noise: a matrix that has a row for each step, request or release."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -121,7 +121,7 @@ def noise_questions(
             statistics.leading_test(noise, name)
         ],
         "numbers of noise at no distance have anything in common": [
-            _distance_test(noise, layout, name)
+            statistics.correlation_test(_distance_pairs(noise, layout), name)
         ],
         "no two steps, and no two places of the state, share noise": _pair_tests(
             noise, name, generator
@@ -251,19 +251,18 @@ def beside_questions(sums: Array, gradients: Array, name: str) -> Questions:
     }
 
 
-def _distance_test(noise: Array, layout: Layout, name: str) -> Finding:
+def _distance_pairs(noise: Array, layout: Layout) -> Iterator[statistics.VectorPair]:
     """Pair numbers, and their sizes, at all natural distances in a step and between steps."""
-    pairs = []
     size = noise.shape[1]
     compared = {"numbers": noise, "sizes of numbers": statistics.size_scores(noise)}
     for what, values in compared.items():
         for lag in natural_lags(layout, size):
-            pairs += statistics.lagged(values, lag, what)
+            yield from statistics.lagged(values, lag, what)
+        by_place = np.ascontiguousarray(values.T)
         for lag in natural_lags({}, len(values)):
-            pairs += statistics.lagged(np.ascontiguousarray(values.T), lag, f"{what} of steps")
+            yield from statistics.lagged(by_place, lag, f"{what} of steps")
         if size > 1:
-            pairs += statistics.mirrored(values, what)
-    return statistics.correlation_test(pairs, name)
+            yield from statistics.mirrored(values, what)
 
 
 def _pair_tests(noise: Array, name: str, generator: np.random.Generator) -> list[Finding]:

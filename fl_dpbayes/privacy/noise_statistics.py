@@ -5,7 +5,7 @@ says which faults each test finds.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -318,30 +318,37 @@ def leading_test(noise: Array, where: str) -> Finding:
     return worst(probabilities, place, effect)
 
 
-def correlation_test(pairs: Sequence[VectorPair], where: str) -> Finding:
+def correlation_test(pairs: Iterable[VectorPair], where: str) -> Finding:
     """Test that disjoint parts of the noise have nothing in common.
 
         r^2 ~ Beta(1/2, (n - 1) / 2) for vectors (n,)
 
     Args:
-        pairs: One or more.
+        pairs: One or more, of which one is in memory at a time.
         where: What the noise is, in words.
 
     Returns:
         The joint finding.
     """
-    cosines = np.array([_cosine(pair.first, pair.second) for pair in pairs])
-    sizes = np.array([pair.first.size for pair in pairs])
+    names = []
+    measured = []
+    lengths = []
+    for pair in pairs:
+        names.append(pair.name)
+        measured.append(_cosine(pair.first, pair.second))
+        lengths.append(pair.first.size)
+    cosines = np.array(measured)
+    sizes = np.array(lengths)
     probabilities = correlation_probability(cosines, sizes)
     shortest = int(sizes.min())
 
     def place(number: int) -> str:
-        return f"{where}, {pairs[number].name}: correlation {cosines[number]:+.3g}"
+        return f"{where}, {names[number]}: correlation {cosines[number]:+.3g}"
 
     return worst(probabilities, place, lambda level: correlation_effect(level, shortest))
 
 
-def lagged(noise: Array, lag: int, name: str) -> list[VectorPair]:
+def lagged(noise: Array, lag: int, name: str) -> Iterator[VectorPair]:
     """Pair numbers of each row with those `lag` behind.
 
     Args:
@@ -349,21 +356,18 @@ def lagged(noise: Array, lag: int, name: str) -> list[VectorPair]:
         lag: How far behind.
         name: Of the numbers.
 
-    Returns:
+    Yields:
         Two pairings at most, in each of which a number is used once.
     """
-    pairs = []
     for shift in (0, lag):
         usable = (noise.shape[1] - shift) // (2 * lag) * (2 * lag)
         if usable:
             blocks = noise[:, shift : shift + usable].reshape(len(noise), -1, 2, lag)
-            pair = VectorPair(
+            yield VectorPair(
                 name=f"{name} {lag} apart",
                 first=blocks[:, :, 0].ravel(),
                 second=blocks[:, :, 1].ravel(),
             )
-            pairs.append(pair)
-    return pairs
 
 
 def mirrored(noise: Array, name: str) -> list[VectorPair]:

@@ -110,6 +110,7 @@ def test_constants_that_are_a_statistic_of_the_records_are_not_public(key, taken
     assert (found.source.constants, sites().source.constants) == ("from_records", "public")
 
 
+@pytest.mark.slow
 def test_the_run_is_what_was_asked_for(run) -> None:
     assert (set(run.privacy["site"]), set(run.privacy["unit"])) == (
         {"west", "north", "south"},

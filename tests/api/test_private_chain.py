@@ -26,6 +26,7 @@ def planned(position: dict[str, Any] | Path | None = None, **plan: Any) -> fl.Pr
     return fl.PrivateChain(nn.Linear(3, 2), (FEATURES, LABELS), PRIVACY, position=position, **plan)
 
 
+@pytest.mark.slow
 def test_a_module_and_a_dataset_become_a_private_posterior_in_one_call() -> None:
     module = nn.Linear(3, 2)
     before = module.weight.detach().clone()

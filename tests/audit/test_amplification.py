@@ -54,6 +54,7 @@ MODULES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODULES)
 def test_small_batches(name) -> None:
     assert 0.5 < worst_movement(*MODULES[name](), TWO, [1, 2, 14, 15, 16, 17]) <= 1
@@ -99,6 +100,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("module", "sizes", "more"), OTHERS.values(), ids=OTHERS)
 def test_other_gradients(module, sizes, more) -> None:
     assert (

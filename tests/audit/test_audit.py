@@ -8,8 +8,18 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from fl_dpbayes.audit import canaries, counts, noise, one_unit, own_releases, replies, sums, within
-from fl_dpbayes.audit.audit import audit_scenario
+from fl_dpbayes.audit import (
+    audit,
+    canaries,
+    counts,
+    noise,
+    one_unit,
+    own_releases,
+    replies,
+    sums,
+    within,
+)
+from fl_dpbayes.audit.audit import audit_scenario, run_audit
 from fl_dpbayes.audit.canaries import audit_canaries
 from fl_dpbayes.audit.counts import audit_counts
 from fl_dpbayes.audit.noise import audit_noise, still_plan
@@ -21,6 +31,7 @@ from fl_dpbayes.config.scenario import Scenario, load_scenario, shipped_scenario
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.privacy.planned_noise import solve_plan
 from fl_dpbayes.samplers import chain
+from tests.audit.test_audit_is_complete import PARTS
 
 SMALL = [
     "training={rounds=2, steps_per_round=5, burn_in=0, thinning=1}",
@@ -38,9 +49,19 @@ def small(*overrides: str) -> Scenario:
 
 
 @pytest.mark.slow
-def test_sound_scenario_passes_and_says_what_it_did_not_look_at(capsys) -> None:
+def test_sound_scenario_passes_has_every_part_and_says_what_it_did_not_look_at(
+    monkeypatch, capsys
+) -> None:
     scenario = small("privacy.sampling_rate=0.5", "privacy.pre_noise=0.1", "training.chains=2")
+    results = []
+
+    def kept(*asked):
+        results.append(run_audit(*asked))
+        return results[-1]
+
+    monkeypatch.setattr(audit, "run_audit", kept)
     assert audit_scenario(scenario, Console(width=200)) == 0
+    assert {check.part for check in results[0][0]} == PARTS
     text = " ".join(capsys.readouterr().out.split())
     for words in (
         "clients.app",
@@ -65,6 +86,8 @@ def test_planted_fault_ends_with_status_1_and_names_its_checks(monkeypatch, caps
     original = chain.noisy_gradient
     halved = lambda total, **rest: original(total, **rest | {"noise": rest["noise"] / 2})  # noqa: E731
     monkeypatch.setattr(chain, "noisy_gradient", halved)
+    # The noise of training and epsilon are looked at beside any attacks.
+    monkeypatch.setattr(audit, "ATTACKS", {"counts": audit_counts})
     assert audit_scenario(small(), Console(width=160), as_json=True) == 1
     found = json.loads(capsys.readouterr().out)
     assert not found["passed"]
@@ -128,6 +151,7 @@ def test_small_steps_keep_the_noise_of_the_scenario() -> None:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("coupling", ["langevin", "temperature"])
 def test_noise_that_follows_a_falling_step_size_is_the_accounted_one(
     coupling: str, tmp_path: Path

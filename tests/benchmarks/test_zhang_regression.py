@@ -46,6 +46,7 @@ def test_mean_and_variance_are_those_of_draws_from_the_mixture() -> None:
     np.testing.assert_allclose(variance, y.var(axis=0), rtol=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "setting"), SETTINGS)
 def test_every_method_gives_finite_values(
     method: str, setting: str, monkeypatch: pytest.MonkeyPatch

@@ -27,6 +27,7 @@ def test_a_unit_moves_the_sum_by_its_own_clipped_mean_alone():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("count", "noise", "public"), [(60, 0.0, 2_000), (60, 5.0, 2_000), (300, 2.0, 600)]
 )

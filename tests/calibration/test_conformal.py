@@ -54,6 +54,7 @@ def test_weighted_threshold_agrees_with_sorted_records():
     assert thresholds[2] <= thresholds[1] <= thresholds[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("count", "target"),
     [*((n, None) for n in (30, 200)), *((n, [0.1, 0.7, 0.2]) for n in (60, 300))],
@@ -142,6 +143,7 @@ def test_no_more_than_their_share_lie_below_the_threshold_on_average_whatever_th
     assert below.mean() <= 0.1 * 101 + 3 * below.std() / repeats**0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("count", "epsilon", "largest"), [(50, 4.0, 1.15), (100, 1.0, 1.15), (300, 1.0, 1.1)]
 )
@@ -192,6 +194,7 @@ def test_a_unit_moves_counts_by_their_sensitivity_whatever_its_probabilities_are
             assert np.linalg.norm(whole.sums - without.sums) <= whole.sensitivity
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", [0.5001, 0.9, 0.9123, 0.999])
 def test_counts_of_many_units_move_by_their_sensitivity_for_all_their_rounding(level):
     fewer, more = (

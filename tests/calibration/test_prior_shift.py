@@ -26,6 +26,7 @@ def test_bayes_rule_at_another_prevalence_golden(p, trained, target, expected, c
     np.testing.assert_allclose(found, [[1 - expected, expected]], rtol=0, atol=closeness)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shares", [[0.9, 0.1], [0.5, 0.5], [0.15, 0.6, 0.25]])
 def test_estimate_finds_the_prevalence_within_its_standard_error(shares: list[float]) -> None:
     equal = np.full(len(shares), 1 / len(shares))

@@ -49,6 +49,7 @@ SURE = np.concatenate([np.linspace(-36, -9, 50), np.linspace(9, 36, 50)])
 CLASSES = st.sampled_from([2, 3, 5, 10])
 
 
+@pytest.mark.slow
 @given(SEEDS, SIZES, SIZES, SIZES, CLASSES)
 def test_merge_property_associative_commutative_neutral_equal_to_pooled_in_any_order_and_read_back(
     seed, a, b, c, classes

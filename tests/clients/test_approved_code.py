@@ -73,6 +73,7 @@ def changed(folder: Path, change: str) -> None:
         file.write(text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", CHANGES)
 def test_code_that_changed_is_refused_before_a_record_is_read_and_told(
     approved, installed, command, monkeypatch, change: str
@@ -101,6 +102,7 @@ def test_code_that_changed_is_refused_before_a_record_is_read_and_told(
     assert refusal_of(approved.answer("query")) is None
 
 
+@pytest.mark.slow
 def test_approval_shows_the_digest_of_every_distribution_and_what_python_compiles_is_left_out(
     approved, installed, command
 ) -> None:
@@ -114,6 +116,7 @@ def test_approval_shows_the_digest_of_every_distribution_and_what_python_compile
     assert refusal_of(approved.answer("query")) is None
 
 
+@pytest.mark.slow
 def test_app_that_python_took_from_elsewhere_is_refused_and_told(
     approved, command, monkeypatch, tmp_path
 ) -> None:

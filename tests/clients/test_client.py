@@ -34,6 +34,7 @@ def first(run) -> dict[str, Message]:
     return {kind: run.requests(kind)[0] for kind in KINDS}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_repeated_request_gets_the_stored_reply_and_costs_nothing(run, first, kind: str) -> None:
     before = rows_of(run.ledger("north"))

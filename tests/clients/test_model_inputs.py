@@ -35,6 +35,7 @@ def site_file(tmp_path) -> SiteFile:
     )
 
 
+@pytest.mark.slow
 def test_model_sees_its_features_which_the_site_computes_once_or_the_records(
     site_file, monkeypatch
 ):

@@ -61,6 +61,7 @@ def steps_of(site) -> tuple[int, int]:
         return ledger.spent("train").steps, ledger.spent("test").steps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["older copy", "deleted", "emptied", "no version"])
 @pytest.mark.parametrize("kind", ["train", "evaluate"])
 def test_no_request_of_any_run_opens_a_fresh_budget(spent, caplog, kind: str, what: str) -> None:

@@ -116,6 +116,7 @@ KEYS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", KEYS)
 def test_each_key_of_the_policy_is_enforced_and_its_refusal_is_a_line_of_the_log(
     table_site, key: str
@@ -394,6 +395,7 @@ def test_the_audit_log_is_rotated_and_a_line_that_was_cut_off_is_passed_over(
     assert all(b"\x1b" not in path.read_bytes() for path in tmp_path.glob("*.jsonl"))
 
 
+@pytest.mark.slow
 def test_a_simulated_site_writes_no_audit_log_and_counts_no_evaluation(federation) -> None:
     run = federation("evaluation={release='public'}").run()
     assert not list(run.folder.rglob("*audit.jsonl"))

@@ -48,6 +48,7 @@ def test_trace_changes_no_reply_and_stays_in_its_folder(federation) -> None:
     assert not any("log_posterior" in path.read_text(errors="ignore") for path in elsewhere)
 
 
+@pytest.mark.slow
 def test_trace_has_a_row_per_step_and_the_posterior_rises(federation) -> None:
     # Without noise and with every record in each batch, so that each step must raise it.
     length = "training={rounds=2, steps_per_round=10, burn_in=2, thinning=2}"

@@ -59,6 +59,7 @@ def test_a_data_set_is_fetched_once_with_its_licence_and_read(served, command, t
     assert [path.name for path in data.iterdir()] == ["heart-disease"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("harm", ["absent", "cut", "other"])
 def test_what_is_absent_or_another_file_leaves_nothing(served, refusal, tmp_path, harm) -> None:
     path = served / "processed.cleveland.data"

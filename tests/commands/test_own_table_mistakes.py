@@ -44,6 +44,7 @@ MISTAKES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("content", "settings", "said"), MISTAKES)
 def test_a_mistake_is_one_line(
     scenario, refusal, tmp_path, monkeypatch, content, settings, said

@@ -40,7 +40,15 @@ except RefusedError as error:
 """
 
 
-def run(folder: Path, file: str = "plugin/first.py", old: str = "", new: str = "") -> str:
+LOAD = """
+from fl_dpbayes.config.scenario import load_scenario
+load_scenario("digits", ["data.source=tumours", "sampler.kind=dp-nesterov", "aggregation={rule='first'}"])
+"""
+
+
+def run(
+    folder: Path, code: str = RUN, file: str = "plugin/first.py", old: str = "", new: str = ""
+) -> str:
     project = tomllib.loads(FILES["pyproject.toml"])["project"]
     points = []
     for group, named in project["entry-points"].items():
@@ -58,7 +66,7 @@ def run(folder: Path, file: str = "plugin/first.py", old: str = "", new: str = "
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(content)
     done = subprocess.run(
-        [sys.executable, "-c", RUN],
+        [sys.executable, "-c", code],
         cwd=folder,
         env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{folder}"},
         capture_output=True,
@@ -94,4 +102,4 @@ def test_sampler_rule_and_source_of_another_package_run_without_a_change_here(
 def test_entry_point_that_does_not_fit_is_named(
     tmp_path: Path, file: str, old: str, new: str, said: str
 ) -> None:
-    assert said in run(tmp_path, file, old, new)
+    assert said in run(tmp_path, LOAD, file=file, old=old, new=new)

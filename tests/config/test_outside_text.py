@@ -97,6 +97,7 @@ HEADERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HEADERS)
 def test_no_header_costs_a_second_or_64_mebibytes(name: str) -> None:
     text = HEADERS[name]()
@@ -127,6 +128,7 @@ except ValueError as error:
 """
 
 
+@pytest.mark.slow
 def test_what_python_does_not_count_stays_below_64_mebibytes_too() -> None:
     ended = subprocess.run(
         [sys.executable, "-c", COSTLIEST], capture_output=True, text=True, check=True

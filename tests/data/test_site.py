@@ -204,6 +204,7 @@ def patients_file(
     return digits_site(units=units, source=table, split=split)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("test", "recalibration"), [(0.2, 0.1), (0.25, 0.0), (0.5, 0.3), (0.9, 0.0)]
 )

@@ -161,17 +161,20 @@ def assert_alike_on_both(build, sampler, **settings) -> None:
     np.testing.assert_allclose(found.samples, expected.samples, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SAMPLERS)
 @pytest.mark.parametrize("build", [dense, plain_convolution])
 def test_a_step_of_every_sampler_stays_on_one_device(name: str, build) -> None:
     assert_alike_on_both(build, SAMPLERS[name])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODULES)
 def test_a_step_of_every_engine_and_layer_stays_on_one_device(name: str) -> None:
     assert_alike_on_both(MODULES[name], SAMPLERS["sgld"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build", [dense, Words])
 @pytest.mark.parametrize(
     "settings", [{"pre_noise": 0.1}, {"units": 20}], ids=["pre-noise", "patients"]
@@ -203,6 +206,7 @@ def test_records_on_which_a_module_raises_are_left_out_on_one_device() -> None:
     np.testing.assert_allclose(found.probabilities, expected.probabilities, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build", [dense, plain_convolution, sequence, Words])
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_prediction_stays_on_one_device_and_asks_for_its_results_alone(build, count: int) -> None:
@@ -272,6 +276,7 @@ def test_records_are_copied_to_the_device_once() -> None:
 GEOMETRY = StandardFeatures(centers=(0.0, 1.0), scales=(1.0, 2.0), source="made up for this test")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("features", "shape"), [(ScatteringFeatures(), (1, 16, 16)), (GEOMETRY, (2,))]
 )

@@ -23,6 +23,7 @@ from fl_dpbayes.config.scenario import Resources
 from fl_dpbayes.engine import flower_engine
 from fl_dpbayes.engine.flower_engine import HOME_FILE
 from fl_dpbayes.engine.flower_processes import descendants, kill, processes_of
+from fl_dpbayes.models.conditional_reproducibility import reproducible_branch
 from tests.resumed import assert_same_run, spent
 
 SEEDED = [
@@ -111,6 +112,10 @@ def test_flower_run_whose_command_is_killed_is_resumed_and_equals_an_unbroken_in
     one, other = (json.loads((folder / "summary.json").read_text()) for folder in (inline, flower))
     for key in ("privacy", "calibration", "reliability", "sites", "bytes"):
         assert one[key] == other[key], key
+    assert {row["computation"] for row in other["passes"]} == {"gradients", "predictions"}
+    # Every process of Flower has it, where this torch has MKL.
+    in_force = "none" if reproducible_branch() == "none" else "AUTO"
+    assert {row["reproducible"] for row in other["passes"]} == {in_force}
     assert not [path for path in flower.iterdir() if path.suffix == ".db"]
 
 

@@ -1,10 +1,8 @@
 """Every process that computes has MKL's conditional reproducibility, before torch's first product."""
 
-import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -19,10 +17,45 @@ ASK = (
 )
 
 
-def printed(code: str, **variables: str) -> str:
-    environment = {
-        name: value for name, value in os.environ.items() if name != VARIABLE
-    } | variables
+SET = f"import os; os.environ['{VARIABLE}'] = "
+# Code -> what is in force after it.
+CASES = {
+    **{
+        f"{imported}; {PRODUCT}": "AUTO"
+        for imported in (
+            "import fl_dpbayes",
+            "from fl_dpbayes import cli",
+            "from clients import app, answer",
+            "from server import app",
+            "from fl_dpbayes.study import cell",
+            "from fl_dpbayes.hospital import node",
+            "from fl_dpbayes.audit import audit",
+            "from benchmarks import clip",
+            f"{SET}''; import fl_dpbayes",
+        )
+    },
+    # A value that somebody chose is kept.
+    f"{SET}'COMPATIBLE'; import fl_dpbayes; {PRODUCT}": "COMPATIBLE",
+    # It is too late, and MKL says so.
+    f"{PRODUCT}import fl_dpbayes; {PRODUCT}": "off",
+}
+# Others' libraries take seconds and are imported once; MKL has multiplied nothing before a child
+# does.
+FORKED = """
+import os, sys
+import flwr.app, opacus, pandas, scipy.stats, sklearn.metrics, torch
+for code in {codes}:
+    child = os.fork()
+    if child == 0:
+        exec(code)
+        sys.stdout.flush()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0, code
+"""
+
+
+def printed(code: str) -> str:
+    environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
     ended = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True
     )
@@ -30,35 +63,14 @@ def printed(code: str, **variables: str) -> str:
     return ended.stdout.strip()
 
 
-def branch_after(code: str, **variables: str) -> str:
-    return printed(code + ASK, **variables)
+def test_it_is_set_before_the_first_product() -> None:
+    assert printed(f"import fl_dpbayes; {PRODUCT}{ASK}") == "AUTO"
 
 
-@pytest.mark.parametrize(
-    "imported",
-    [
-        "import fl_dpbayes",
-        "import torch, fl_dpbayes",
-        "from fl_dpbayes import cli",
-        "from clients import app, answer",
-        "from server import app",
-        "from fl_dpbayes.study import cell",
-        "from fl_dpbayes.hospital import node",
-        "from fl_dpbayes.audit import audit",
-        "from benchmarks import clip",
-    ],
-)
-def test_each_entry_sets_it_before_the_first_product(imported: str) -> None:
-    assert branch_after(f"{imported}; {PRODUCT}") == "AUTO"
-
-
-@pytest.mark.parametrize(("chosen", "in_force"), [("COMPATIBLE", "COMPATIBLE"), ("", "AUTO")])
-def test_a_value_that_somebody_chose_is_kept(chosen: str, in_force: str) -> None:
-    assert branch_after(f"import fl_dpbayes; {PRODUCT}", **{VARIABLE: chosen}) == in_force
-
-
-def test_after_a_product_it_is_too_late_and_mkl_says_so() -> None:
-    assert branch_after(f"{PRODUCT} import fl_dpbayes; {PRODUCT}") == "off"
+@pytest.mark.slow
+def test_each_entry_sets_it_unless_somebody_chose_or_it_is_too_late() -> None:
+    said = printed(FORKED.format(codes=[code + ASK for code in CASES]))
+    assert dict(zip(CASES, said.split(), strict=True)) == CASES
 
 
 @pytest.mark.slow
@@ -72,13 +84,3 @@ def test_the_workers_of_a_cluster_that_others_started_set_it_themselves() -> Non
         "print(ray.get(ray.remote(reproducible_branch).remote()))"
     )
     assert printed(started) == "AUTO"
-
-
-@pytest.mark.slow
-def test_every_process_of_a_flower_run_says_that_it_has_it(tmp_path: Path) -> None:
-    short = "training={rounds=1, steps_per_round=2, burn_in=0, thinning=1}"
-    asked = ["fl-dpbayes", "simulate", "digits", "--set", short, "--out", str(tmp_path / "run")]
-    printed(f"import sys; from fl_dpbayes import cli; sys.argv = {asked}; cli.main()")
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))
-    assert {row["computation"] for row in summary["passes"]} == {"gradients", "predictions"}
-    assert {row["reproducible"] for row in summary["passes"]} == {"AUTO"}

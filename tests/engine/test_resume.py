@@ -16,7 +16,7 @@ from fl_dpbayes.files.folder_lock import folder_lock
 from fl_dpbayes.files.run_store import RunStore
 from tests.resumed import assert_same_run
 
-KILLS = 12
+KILLS = 7
 # Commands are forked from one interpreter that has imported everything, so that kills fall into
 # work, not into imports.
 DRIVER = """

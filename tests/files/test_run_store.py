@@ -97,14 +97,15 @@ def test_a_store_is_begun_anew_until_its_run_has_begun(folder: Path, tmp_path: P
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This process")
 @pytest.mark.parametrize(
-    ("killed", "step"), [(killed_at_call, 1), (killed_at_size, 2048)], ids=["call", "byte"]
+    ("killed", "step"), [(killed_at_call, 5), (killed_at_size, 2048)], ids=["call", "byte"]
 )
 def test_a_kill_at_any_instant_leaves_whole_rounds(folder: Path, killed, step: int) -> None:
     ends = set()
     is_killed = True
     number = 0
+    generator = np.random.default_rng(0)
     while is_killed:
-        number += step
+        number += int(generator.integers(1, 2 * step))
         copy = Path(shutil.copytree(folder, folder.with_name("killed")))
         is_killed = killed(number, partial(work_on, copy))
         rounds = stored(copy)
@@ -164,6 +165,7 @@ def test_a_full_disk_is_told_in_one_line_and_leaves_the_last_round(folder: Path)
     assert stored(folder) == ([1, 2, 3], [3.0], [1, 2, 3])
 
 
+@pytest.mark.slow
 def test_every_flipped_bit_is_found_or_lies_where_nothing_is(folder: Path) -> None:
     path = folder / STORE_FILE
     good = path.read_bytes()

@@ -112,6 +112,7 @@ EDITS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("edit", EDITS)
 def test_edited_log_is_told_by_verify_and_by_the_statement_for_good(
     asked, command, edit: str
@@ -219,6 +220,7 @@ def _killed(site, place: str) -> None:
     site.train(round=3, first_step=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "place",
     [
@@ -366,6 +368,7 @@ def _ask_on(site) -> None:
         site.train(run=f"{run:032x}", round=step + 1, first_step=step)
 
 
+@pytest.mark.slow
 def test_log_that_is_written_meanwhile_is_whole(asked) -> None:
     process = multiprocessing.get_context("fork").Process(target=_ask_on, args=(asked,))
     process.start()

@@ -76,6 +76,7 @@ BROKEN: dict[str, tuple[Change, str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", BROKEN)
 def test_broken_data_are_told_by_row_and_never_by_value(made, command, kind: str) -> None:
     change, said = BROKEN[kind]

@@ -54,6 +54,7 @@ def images(*shape):
     return np.random.default_rng(0).random(shape, dtype=np.float32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "channels"), [pytest.param(0, 3, marks=pytest.mark.slow), (1, 1)]
 )
@@ -109,6 +110,7 @@ def test_number_of_features_is_the_width_of_the_last_layer(architecture):
     assert [layer.in_features for layer in linear] == [width]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("architecture", "spoil"),
     [

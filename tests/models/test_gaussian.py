@@ -50,6 +50,7 @@ def test_device_draws_what_the_host_draws(monkeypatch, device: str, numbers: int
     torch.testing.assert_close(found, on_host, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [7, 50_000, PART, 300_000])
 def test_vectors_that_a_device_draws_together_are_those_of_the_host(monkeypatch, size: int) -> None:
     monkeypatch.setattr(gaussian, "_PARTS_AT_ONCE", 40)
@@ -107,6 +108,7 @@ def test_noise_reaches_9_standard_deviations_and_is_finite_at_every_integer() ->
     assert 9.4 < found[0] < 9.5
 
 
+@pytest.mark.slow
 def test_law_is_normal_in_its_middle_its_tails_and_near_zero() -> None:
     drawn = standard_normals(keyed(5), (2 * 10**6,)).double().numpy()
     assert stats.kstest(drawn, "norm").statistic < 1.95 / math.sqrt(len(drawn))

@@ -135,6 +135,7 @@ def test_weights_by_digest_hold_all_or_some_and_nothing_else(tmp_path):
 MIXED = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Dropout(0.5))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "said"),
     [

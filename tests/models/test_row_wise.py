@@ -263,6 +263,7 @@ def test_no_record_meets_another_on_the_way_back(name):
         assert torch.equal(values[::2], other_values[::2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["transformer block", "CNN with GroupNorm", "ResNet-18 with GroupNorm"]
 )
@@ -448,6 +449,7 @@ CALLERS = {
 CALLS = {"called", "functional_call", "module", "network", "probe", "scaled"}
 
 
+@pytest.mark.slow
 def test_nobody_else_calls_a_module_on_records():
     found = set()
     for folder in ("fl_dpbayes", "clients", "server"):

@@ -65,6 +65,7 @@ def test_noise_of_a_small_site_is_not_held_against_it_and_that_of_a_large_one_ex
     assert named(relative_distances(moves, dict.fromkeys(moves, 0.0))) == {"a"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("count", "parameters", "share"),
     [

@@ -20,6 +20,7 @@ def chain_of(draws, weights=None, temperatures=None):
     return next(iter(chains({"site": PosteriorSamples({"w": draws}, *given)})))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", [diagonal_gaussian, full_gaussian])
 @pytest.mark.parametrize(("dimensions", "count"), [(1, 8), (1, 40), (2, 12), (5, 16)])
 def test_precision_of_independent_draws_is_unbiased_over_seeds(form, dimensions, count):

@@ -60,6 +60,7 @@ def test_the_stated_deviation_is_missed_once_in_a_thousand(degrees: int) -> None
     assert 1 - alarms(totals, degrees) < 2 * audit.MISS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", [0.01, 0.05, 0.5])
 def test_counts_of_joining_units_raise_alarms_as_seldom_as_promised(rate: float) -> None:
     batches = 24
@@ -188,6 +189,7 @@ def test_scores_without_information_or_with_one_class_give_zero() -> None:
     assert audit.gaussian_epsilon_bound(scores, np.ones(1000, bool), threshold=0.0, **nothing) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mu", [0.5, 1.5])
 def test_bounds_of_a_gaussian_mechanism_hold_and_approach_its_epsilon(mu: float) -> None:
     generator = np.random.default_rng(2)

@@ -60,6 +60,7 @@ TESTS: dict[str, tuple[Test, bool]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TESTS)
 def test_sound_noise_raises_alarms_as_seldom_as_promised(name: str) -> None:
     test, exact = TESTS[name]
@@ -122,6 +123,7 @@ def test_a_fault_is_found(name: str) -> None:
     assert found(change(noise), test)
 
 
+@pytest.mark.slow
 def test_the_stated_offset_and_deviation_are_missed_once_in_a_thousand() -> None:
     generator = np.random.default_rng(2)
     level = 1e-3

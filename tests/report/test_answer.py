@@ -382,6 +382,7 @@ def test_map_that_is_mostly_noise_does_not_come_first(summary):
     )
 
 
+@pytest.mark.slow
 def test_sentences_tables_and_figures_call_one_sample_a_point_estimate(
     summary, figures_of, tmp_path
 ):

@@ -1,5 +1,7 @@
 import re
 
+import pytest
+
 from fl_dpbayes.report.figure_style import DrawnFigure
 from fl_dpbayes.report.run_files import read_epsilon_curves
 
@@ -16,6 +18,7 @@ NAMES = {
 }
 
 
+@pytest.mark.slow
 def test_every_figure_is_saved_its_text_stays_text_and_says_what_it_draws(reported, texts):
     saved = {
         path.stem: path.read_text(encoding="utf-8")
@@ -61,6 +64,7 @@ def test_a_mean_over_sites_is_drawn_as_no_site(write_run, figures_of, summary, t
     )
 
 
+@pytest.mark.slow
 def test_a_figure_without_data_is_left_out(write_run, figures_of, summary):
     rows = [
         {"site": "valley", "round": 1, "epsilon": float("inf")},

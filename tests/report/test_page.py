@@ -120,6 +120,7 @@ def test_hostile_names_of_a_study_stay_text_and_its_page_needs_nothing_else(stud
     assert HOSTILE in words(check_needs_nothing_else(write_study_report(folder)))
 
 
+@pytest.mark.slow
 def test_hostile_strings_are_escaped(measured, write_run, measured_summary, privacy_rounds):
     plain, summary = set(read(measured).tags), measured_summary
     summary |= {

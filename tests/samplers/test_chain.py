@@ -179,6 +179,7 @@ class NoWaiting(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["closed form", "book-keeping", "vmap", "units"])
 def test_a_step_reads_nothing_from_its_device(monkeypatch, module, site, kind):
     monkeypatch.setattr(

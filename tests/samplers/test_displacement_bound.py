@@ -85,6 +85,7 @@ def bound_of(plan, noise):
     return displacement_bound(chain, range(10), most_units=7, parameters=5, start_norm=3.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prior", PRIORS)
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize("sigma", [0.01, 1.0, 30.0])

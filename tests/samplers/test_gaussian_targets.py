@@ -22,6 +22,7 @@ EVERY += [SGLD(step_size=SIZE)]
 SAMPLERS = pytest.mark.parametrize("sampler", EVERY, ids=lambda sampler: sampler.kind)
 
 
+@pytest.mark.slow
 @SAMPLERS
 @pytest.mark.parametrize("sampling_rate", [1.0, 0.4])
 def test_mean_and_covariance_are_the_closed_form_gaussian_target(sampler, sampling_rate):
@@ -45,6 +46,7 @@ def test_covariance_is_temperature_times_the_posterior_with_the_documented_corre
     np.testing.assert_allclose(found, target.law(sampler, step_size, temperature), rtol=1e-7)
 
 
+@pytest.mark.slow
 @SAMPLERS
 @pytest.mark.parametrize("temperature", [0.5, 3.0])
 def test_langevin_coupling_samples_the_posterior_at_its_temperature_gaussian_target(
@@ -73,6 +75,7 @@ def test_langevin_coupling_samples_a_posterior_that_is_not_gaussian_logistic_gri
     ).all()
 
 
+@pytest.mark.slow
 @SAMPLERS
 @pytest.mark.parametrize(("sigma", "hotter"), [(0.05, False), (15.0, True)])
 def test_floor_samples_at_tau_unless_privacy_needs_more_noise_gaussian_target(

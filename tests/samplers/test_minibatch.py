@@ -97,6 +97,7 @@ def test_each_unit_joins_with_its_own_coin(rate):
     assert abs(sizes.var() / (units * variance) - 1) <= ERRORS * math.sqrt((2 + excess) / draws)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", RATES[1:])
 @pytest.mark.parametrize("lag", [1, 7, 8, 63, 64, 128, 200, 264])
 def test_no_units_and_no_steps_join_together(rate, lag):
@@ -328,6 +329,7 @@ STOCHASTIC = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.slow
 @STOCHASTIC
 @BY_RECORD_OR_PATIENT
 def test_draws_stay_with_their_records_however_the_batch_is_cut(

@@ -116,6 +116,7 @@ def refused(folder: Path) -> str:
     return text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("name", REFUSED)
 def test_damaged_file_is_refused_by_name(cut: Path, name: str, damage: str) -> None:
@@ -207,6 +208,7 @@ def content_of(store: RunStore) -> list[str]:
     return list(store._connection.iterdump())
 
 
+@pytest.mark.slow
 def test_a_run_folder_that_was_moved_goes_on(cut: Path, runs: Path, tmp_path: Path) -> None:
     moved = tmp_path / "on another disk" / "run"
     moved.parent.mkdir()

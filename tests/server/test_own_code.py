@@ -20,6 +20,7 @@ def flat(inputs: int = 2, classes: int = 2) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(inputs, classes))
 
 
+@pytest.mark.slow
 def test_site_imports_only_what_its_policy_lists(table_site) -> None:
     site, unlisted = table_site(), {"kind": "module", "factory": "antigravity:fly"}
     site.write(ROWS, policy=POLICY | {"allowed_code": [FACTORY]})
@@ -35,6 +36,7 @@ def test_site_imports_only_what_its_policy_lists(table_site) -> None:
     assert record_of(site.answer("query"))["code"] == [installed_code(FACTORY).model_dump()]
 
 
+@pytest.mark.slow
 def test_site_with_other_code_or_none_is_left_out_in_words(federation) -> None:
     model = f"model={{kind='module', factory='{FACTORY}', settings={{inputs=64, classes=10}}}}"
     run = federation(model, "sampler.step_size.initial=0.01")

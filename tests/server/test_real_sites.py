@@ -41,6 +41,7 @@ def run(hospitals, **resources) -> dict:
     return json.loads((hospitals.real / "summary.json").read_text())
 
 
+@pytest.mark.slow
 def test_misnamed_and_unlisted_nodes_are_named_and_left_out_before_anyone_pays(hospitals) -> None:
     first, second, *_ = names = list(hospitals.scenario.sites)
     hospitals.grid.names |= {1: second, 2: first}
@@ -61,6 +62,7 @@ def test_misnamed_and_unlisted_nodes_are_named_and_left_out_before_anyone_pays(h
     assert summary["data"] == "each site's own records"
 
 
+@pytest.mark.slow
 def test_site_that_refused_for_good_is_asked_again_in_a_resumed_run(hospitals) -> None:
     files = sorted((hospitals.folder / SITES_FOLDER).glob("*.toml"))
     for changed, most, end in (

@@ -16,6 +16,7 @@ MIXTURE = "aggregation.rule=mixture"
 OPEN = "privacy={ sampling_rate = 0.5 }"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", ["sgld", *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS[1:])]
 )
@@ -46,6 +47,7 @@ def test_sampler_without_privacy_costs_infinity_and_says_so(federation, kind: st
         assert (row["epsilon"], row["budget"]) == ("inf", "inf")
 
 
+@pytest.mark.slow
 def test_state_that_a_site_released_is_where_it_goes_on(federation) -> None:
     run = federation(*MODEL, MIXTURE, "sampler.kind=dp-adam")
     states = {}

@@ -117,6 +117,7 @@ def test_states_of_an_optimiser_are_called_so(federation) -> None:
     assert "states of the optimiser dp-sgd, not posterior samples" in text
 
 
+@pytest.mark.slow
 def test_point_estimate_is_called_so_once_and_has_no_epistemic_uncertainty_anywhere(
     federation, tmp_path, capsys
 ) -> None:

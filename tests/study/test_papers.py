@@ -39,6 +39,7 @@ def measures(scenario: Scenario, site: str, predictor: str) -> bool:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("full", [False, True])
 @pytest.mark.parametrize("name", shipped_papers())
 def test_every_published_value_names_a_cell_and_a_place_that_exist(name: str, full: bool) -> None:

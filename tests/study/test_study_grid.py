@@ -213,6 +213,7 @@ def test_scenarios_and_studies_are_told_apart(
     assert "no study 'other': choose one of study-mine" in refusal("study", "other")
 
 
+@pytest.mark.slow
 def test_every_shipped_study_is_valid() -> None:
     for name in shipped_studies():
         study = load_study(name)

@@ -89,6 +89,7 @@ def test_site_that_makes_a_pooled_result_vanish_is_named() -> None:
     assert any("vanish" in sentence(found) for found in said)
 
 
+@pytest.mark.slow
 def test_all_zero_tables_are_told_with_their_sender_and_not_the_neighbour(federation) -> None:
     def zeros(reply: Message) -> Message:
         for name, array in list(reply.content["arrays"].items()):
@@ -138,6 +139,7 @@ def test_site_that_holds_most_of_three_or_more_is_named(
     assert found is None if said is None else said in sentence(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("factor", "rejected"), [(50, False), (1e6, True)])
 def test_claim_beyond_the_card_is_rejected_and_one_below_it_is_named(
     federation, factor, rejected
@@ -252,6 +254,7 @@ def worst_of(name: str) -> Callable[[Message], Message]:
     return made_up
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("predictor", ["last", "recalibrated"])
 def test_lie_about_a_predictor_that_is_not_read_first_names_its_sender(
     federation, predictor: str
@@ -278,6 +281,7 @@ def test_predictors_measured_on_different_records_are_rejected(federation) -> No
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stated", ["none", "noised"])
 def test_results_that_leave_otherwise_than_the_card_says_are_rejected(federation, stated) -> None:
     run = federation()

@@ -193,6 +193,7 @@ def test_ends_limit():
         assert separation(first, np.zeros(2)) is separation(np.zeros(2), first) is None
 
 
+@pytest.mark.slow
 @given(
     st.integers(0, 10_000),
     st.integers(1, 60),
@@ -235,6 +236,7 @@ LAWS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(30, 30), (300, 40), (40, 300)], ids=str)
 @pytest.mark.parametrize("name", LAWS)
 def test_interval_of_the_separation_covers(name, sizes):

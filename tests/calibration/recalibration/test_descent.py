@@ -118,6 +118,7 @@ def descend(
     )
 
 
+@pytest.mark.slow
 @METHODS
 def test_without_noise_and_clip_it_is_the_best_fit_limit(method, classes):
     probabilities, labels = overconfident(500, classes)

@@ -51,6 +51,7 @@ def check_ladder(images, kind, seed):
     assert len(following) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_change_grows_with_severity_from_draws_that_do_not_depend_on_it(pictures, kind):
     assert set(SEVERITIES[kind]) == {8, 28, 224}

@@ -51,6 +51,7 @@ def test_sites_that_drop_out_leave_the_posterior_of_the_others(linear_gaussian, 
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["full", "diagonal"])
 @pytest.mark.parametrize(
     ("rule", "settings"), [("product", {}), ("product", {"prior": "divided"}), ("consensus", {})]

@@ -74,6 +74,7 @@ def test_it_is_spent_from_by_a_new_run_and_one_of_before_cannot_go_on(before, co
         assert command("site", name, "verify", before.path)[0] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["reserve", "run_chain", "commit"])
 def test_a_kill_in_its_first_request_after_the_upgrade_loses_nothing(
     before, command, place: str

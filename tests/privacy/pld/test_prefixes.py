@@ -30,6 +30,7 @@ def plan_of(kind: str, levels: int) -> History:
     }[kind]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adjacency", ["add_or_remove_one", "replace_one"])
 @pytest.mark.parametrize("kind", ["rising", "falling", "rare", "stretches", "up and down"])
 def test_first_steps_cost_what_they_cost_composed_anew(kind, adjacency) -> None:

@@ -176,6 +176,7 @@ def test_many_kinds_of_shift_are_a_map_for_each_method(study, monkeypatch) -> No
 AVERAGE = "average of posterior samples"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "panel", "place", "line", "mean", "half", "settings"),
     [
@@ -451,6 +452,7 @@ def test_the_answer_names_both_directions_pools_neither_and_says_what_was_not_sp
     ]
 
 
+@pytest.mark.slow
 def test_tables_hold_every_method_by_setting(beside) -> None:
     found = read_study(beside)
     table = texts_of(baseline_table(found))

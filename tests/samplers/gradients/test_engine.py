@@ -98,6 +98,7 @@ def with_draws(module, features):
     return resampled(module, features, np.random.default_rng(0))
 
 
+@pytest.mark.slow
 @EVERY
 def test_book_keeping_is_chosen_and_all_engines_equal_one_by_one_under_every_rule_in_pieces_too(
     kind, model
@@ -117,6 +118,7 @@ def test_book_keeping_is_chosen_and_all_engines_equal_one_by_one_under_every_rul
     assert found.clipped == 0
 
 
+@pytest.mark.slow
 @EVERY
 @pytest.mark.parametrize("marked", [False, True])
 def test_record_that_is_not_finite_contributes_zero_and_a_batch_of_them_or_of_none_gives_zero(

@@ -66,6 +66,10 @@ def extreme(generator: np.random.Generator, shape: tuple[int, ...], share: float
     return torch.from_numpy(values.astype(np.float32))
 
 
+def slowly(*cases: str) -> list:
+    return [pytest.param(case, marks=pytest.mark.slow) for case in cases]
+
+
 def check_bounded(summed, features: torch.Tensor, targets: torch.Tensor) -> float:
     """Check the sum over all records and those without one.
 
@@ -84,7 +88,7 @@ def check_bounded(summed, features: torch.Tensor, targets: torch.Tensor) -> floa
 
 
 @pytest.mark.parametrize("name", sorted(MODULES))
-@pytest.mark.parametrize("way", ["book-keeping", "vmap", "units", "weight draws"])
+@pytest.mark.parametrize("way", ["book-keeping", *slowly("vmap", "units", "weight draws")])
 def test_a_unit_moves_the_sum_by_the_clip_norm_at_most_at_any_state(name: str, way: str) -> None:
     build, width = MODULES[name]
     generator = np.random.default_rng(5)

@@ -42,6 +42,7 @@ def named_samples(module, count):
     return {name: np.repeat(value.detach().numpy()[None], count, axis=0) for name, value in named}
 
 
+@pytest.mark.slow
 @EVERY
 def test_one_more_unit_moves_the_sum_by_at_most_the_clip_norm(guard):
     module = guards.awake(guard)
@@ -51,6 +52,7 @@ def test_one_more_unit_moves_the_sum_by_at_most_the_clip_norm(guard):
     assert float(moved.norm()) <= 1 + 1e-6
 
 
+@pytest.mark.slow
 @EVERY
 @pytest.mark.parametrize("samples", [1, 3])
 def test_a_prediction_is_the_same_bit_for_bit_whoever_is_beside_it(guard, samples):

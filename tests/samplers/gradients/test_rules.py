@@ -142,6 +142,7 @@ def test_linear_under_every_rule_property(widths, bias, positions, records, clip
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=12)
 @given(
     layer=st.sampled_from(["group_norm", "layer_norm", "tokens", "embedding", "padded", "conv1d"]),

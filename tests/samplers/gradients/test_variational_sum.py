@@ -34,6 +34,7 @@ def batch(*shape, scale=1.0):
     ) % 3
 
 
+@pytest.mark.slow
 @given(
     widths=st.lists(st.integers(1, 9), min_size=1, max_size=3),
     bias=st.booleans(),
@@ -66,6 +67,7 @@ def test_linear_equals_one_by_one_property(
     )
 
 
+@pytest.mark.slow
 @given(
     groups=st.integers(1, 2),
     kernel=st.integers(1, 3),
@@ -117,6 +119,7 @@ def test_spread_gradient_is_that_of_finite_differences():
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(
     draws=st.integers(1, 4),
