@@ -15,6 +15,8 @@ from torch.jit import ScriptFunction, ScriptModule
 
 _FOLDERS = ("stdlib", "platstdlib", "purelib", "platlib")
 _INSTALLED = tuple({sysconfig.get_path(name) for name in _FOLDERS})
+# From a layer's class to its function, to one that this calls, and to what that calls.
+STEPS_TO_COMPILED_CODE = 5
 _TENSORS_AND_LAYERS = ("_parameters", "_buffers", "_modules")
 
 
@@ -31,42 +33,40 @@ def code_behind(layer: nn.Module) -> tuple[Hashable, ...]:
         Code and values, to be compared.
     """
     parts: list[Hashable] = []
-    for value in _reached_by(layer):
-        if isinstance(value, bool | int | float | str):
-            parts.append((type(value), value))
-        elif isinstance(value, FunctionType) and not _is_installed_code(value):
-            parts.append(value.__code__)
-    return tuple(parts)
-
-
-def reaches_compiled_code(module: nn.Module) -> bool:
-    """Say whether a layer is, or code outside of installed packages reads, what torch.jit compiled.
-
-    Args:
-        module: Layers are looked at one by one.
-    """
-    return any(
-        isinstance(value, ScriptModule | ScriptFunction)
-        for layer in module.modules()
-        for value in (layer, *_reached_by(layer))
-    )
-
-
-def _reached_by(layer: nn.Module) -> Iterator[object]:
     waiting: list[object] = [type(layer)]
     waiting += [value for name, value in vars(layer).items() if name not in _TENSORS_AND_LAYERS]
     reached: dict[int, object] = {}
     while waiting:
         value = waiting.pop()
         if isinstance(value, bool | int | float | str):
-            yield value
+            parts.append((type(value), value))
             continue
         if id(value) in reached:
             continue
         # Kept here, so that no other object gets its id.
         reached[id(value)] = value
-        yield value
+        if isinstance(value, FunctionType) and not _is_installed_code(value):
+            parts.append(value.__code__)
         waiting += _behind(value)
+    return tuple(parts)
+
+
+def reaches_compiled_code(layer: nn.Module) -> bool:
+    """Say whether a layer is, or names within a few steps, what torch.jit compiled.
+
+    Steps are those of `code_behind`: from a class to its functions, and from a function to what it
+    reads. What installed packages call is not looked at.
+    """
+    reached: dict[int, object] = {}
+    waiting: list[object] = [layer, type(layer)]
+    waiting += [value for name, value in vars(layer).items() if name not in _TENSORS_AND_LAYERS]
+    for _ in range(STEPS_TO_COMPILED_CODE):
+        if any(isinstance(value, ScriptModule | ScriptFunction) for value in waiting):
+            return True
+        new = {id(value): value for value in waiting if id(value) not in reached}
+        reached |= new
+        waiting = [behind for value in new.values() for behind in _behind(value)]
+    return False
 
 
 def _is_installed_code(function: FunctionType) -> bool:
@@ -122,13 +122,18 @@ def _read_by(function: FunctionType) -> Iterator[object]:
     names = set(_names(function.__code__))
     # Attributes of a module that is a global are read by their names too.
     waiting: list[Mapping[str, object]] = [function.__globals__]
+    # Modules may name each other.
+    looked_at: set[int] = set()
     while waiting:
         space = waiting.pop()
+        if id(space) in looked_at:
+            continue
+        looked_at.add(id(space))
         for name in sorted(names & space.keys()):
             value = space[name]
             if not isinstance(value, ModuleType):
                 yield value
-            elif not _has_installed_file(value) and vars(value) is not space:
+            elif not _has_installed_file(value):
                 waiting.append(vars(value))
 
 

@@ -13,6 +13,8 @@ from torch import nn
 from fl_dpbayes.config.site_file import Policy
 from fl_dpbayes.config.task import ModuleModel, Task
 from fl_dpbayes.models.build import build_model, model_shapes
+from fl_dpbayes.models.code_behind import code_behind
+from fl_dpbayes.models.module_checks import validate_module
 from fl_dpbayes.models.own_module import provided, unbuilt_size
 from fl_dpbayes.models.parameters import to_vector
 from fl_dpbayes.posterior.student import logits_at
@@ -169,12 +171,9 @@ def first_plane(features: torch.Tensor) -> torch.Tensor:
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_compiled_code_is_refused():
     compiled = torch.jit.script(first_plane)
-    for module in (
-        Residual(torch.jit.script(nn.Linear(4, 3))),
-        Residual(how=lambda features: compiled(features)),
-    ):
-        with provided(module) as name:
-            refused("torch.jit compiled", model_shapes, ModuleModel(factory=name), TASK)
+    with provided(Residual(how=lambda features: compiled(features))) as name:
+        refused("torch.jit compiled", model_shapes, ModuleModel(factory=name), TASK)
+    refused("torch.jit compiled", validate_module, torch.jit.script(nn.Linear(4, 3)))
 
 
 def test_fixed_part_that_differs_each_time_is_refused():
@@ -252,3 +251,15 @@ def test_factory_is_a_class_of_modules_or_a_function_of_its_own_package(factory,
 def test_settings_are_bounded(value):
     with pytest.raises(ValidationError, match=r"give|flatten"):
         own(settings={"a": value})
+
+
+def test_modules_that_name_each_other_are_looked_at_once():
+    first = ModuleType("first")
+    second = ModuleType("second")
+    for module, other in ((first, second), (second, first)):
+        module.__file__ = "their/own.py"
+        setattr(module, other.__name__, other)
+    exec("def called(features): return second.first.called(features)", vars(first))
+    layer = nn.Linear(2, 2)
+    layer.how = first.called
+    assert first.called.__code__ in code_behind(layer)
