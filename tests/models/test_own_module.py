@@ -2,6 +2,7 @@
 
 import hashlib
 import sys
+from types import ModuleType
 
 import numpy as np
 import pytest
