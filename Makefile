@@ -37,7 +37,7 @@ test-deploy: $(VENV)/.installed-dev ## A federation of real processes on this ma
 test-processors: $(VENV)/.installed-dev ## Tests of rows again, under other settings of the arithmetic and another processor.
 	$(BIN)/python -m tests.processors.run
 
-quick: $(VENV)/.installed-dev ## All tests but the slow ones: under a minute.
+quick: $(VENV)/.installed-dev ## All tests but the slow ones: a minute and a half.
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow"
 
 docs: $(VENV)/.installed-dev ## The pages of docs/ as a site, in site/; a warning is an error.

@@ -49,11 +49,26 @@ class OutcomeConfig(Config):
 
     @abstractmethod
     def holds(self, targets: npt.NDArray) -> npt.NDArray[np.bool_]:
-        """Say of each target whether it is allowed; what is no number is not, shape (N,)."""
+        """Say of each target whether it is allowed.
+
+        Args:
+            targets: As a file holds them, shape (N,); NaN where there is none.
+
+        Returns:
+            Shape (N,); False for what is no number.
+        """
 
     @abstractmethod
     def made_up(self, generator: np.random.Generator, count: int) -> Targets:
-        """Draw targets for records that nobody has, shape (count,)."""
+        """Draw targets for records that nobody has.
+
+        Args:
+            generator: Draws them.
+            count: How many, 0 or more.
+
+        Returns:
+            Allowed targets, shape (count,).
+        """
 
 
 class Classification(OutcomeConfig):

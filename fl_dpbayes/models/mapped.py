@@ -107,18 +107,29 @@ class _Inside(TorchFunctionMode):
                 )
 
     def _within(self, function: Any) -> Any:
-        """Return an autograd.Function whose forward pass runs within the mode too."""
+        """Return an autograd.Function that runs within the mode too, forwards and backwards.
+
+        `vmap` gives it tensors of its own, so what it may keep of them is marked anew.
+        """
         if not function.generate_vmap_rule:
             raise UserError(
                 f"torch.func.vmap has no rule for {function.__name__} but its own, which would see "
                 "all records: set generate_vmap_rule = True in it, and leave out its vmap"
             )
 
-        def forward(*arguments: Any) -> Any:
-            with self:
-                return function.forward(*arguments)
+        def within(method: Callable[..., Any]) -> Any:
+            def run(*arguments: Any) -> Any:
+                with self:
+                    self.mark(trees.tree_leaves(arguments))
+                    for argument in arguments:
+                        self.mark(getattr(argument, "saved_tensors", ()))
+                    return method(*arguments)
 
-        return type(function.__name__, (function,), {"forward": staticmethod(forward)})
+            return staticmethod(run)
+
+        methods = ("forward", "setup_context", "backward")
+        members = {name: within(getattr(function, name)) for name in methods}
+        return type(function.__name__, (function,), members)
 
     def _computed(self, func: Any, args: Sequence[Any], options: dict[str, Any]) -> Any:
         if func in _FILLS:

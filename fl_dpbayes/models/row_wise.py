@@ -51,6 +51,10 @@ def is_chain_of_known_layers(module: nn.Module, record_shape: Sequence[int]) -> 
     """Say whether a module is layer after layer, none of which can bring two records together.
 
     Such are all models of this package.
+
+    Args:
+        module: Of layers that are looked at by their class, and for hooks.
+        record_shape: Shape of one record.
     """
     if type(module) is Backbone:
         return True

@@ -123,6 +123,14 @@ CsvRow = Mapping[str, object] | SummaryPart
 def write_csv(path: Path | str, rows: Iterable[CsvRow], columns: Sequence[str]) -> Path:
     """Write a table as CSV: undefined, as an absent column is, is an empty cell, infinite "inf".
 
+    Args:
+        path: Of the file; its folder is made.
+        rows: Column -> cell.
+        columns: All of them, in order.
+
+    Returns:
+        The path.
+
     Raises:
         ValueError: If a row has a key that is no column.
     """

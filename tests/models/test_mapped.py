@@ -166,6 +166,37 @@ def test_what_is_kept_of_a_pass_is_not_read_in_the_next(keep):
         mapped(summed, records())
 
 
+@pytest.mark.parametrize("method", ["forward", "setup_context", "backward"])
+def test_what_a_function_keeps_of_a_pass_is_not_read_in_the_next(method):
+    kept: dict[str, Tensor] = {}
+
+    def added(values: Tensor, name: str) -> Tensor:
+        return values + kept.setdefault(name, values) if name == method else values
+
+    class KeepingFunction(torch.autograd.Function):
+        generate_vmap_rule = True
+
+        @staticmethod
+        def forward(values):
+            return 2 * added(values, "forward")
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            added(inputs[0], "setup_context")
+            ctx.save_for_backward(inputs[0])
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return 2 * gradient * added(ctx.saved_tensors[0], "backward")
+
+    def gradient(record: Tensor) -> Tensor:
+        return torch.func.grad(lambda values: KeepingFunction.apply(values).sum())(record)
+
+    mapped(gradient, torch.randn(3, WIDTH))
+    with pytest.raises(UserError, match="keeps something"):
+        mapped(gradient, torch.zeros(3, WIDTH))
+
+
 def test_constants_may_be_kept():
     kept: list[Tensor] = []
 

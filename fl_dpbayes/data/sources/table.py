@@ -304,7 +304,16 @@ class _Column:
         return self.table[self.name]
 
     def require(self, is_good: npt.ArrayLike, problem: str, remedy: str) -> None:
-        """Refuse the rows that are not good, (N,), by what is wrong with them."""
+        """Refuse the table where a row is not good.
+
+        Args:
+            is_good: Of each row, shape (N,).
+            problem: What is wrong with the others.
+            remedy: What to do about it.
+
+        Raises:
+            BadRowsError: With the first row that is not good.
+        """
         rows = np.flatnonzero(~np.asarray(is_good))
         if not len(rows):
             return

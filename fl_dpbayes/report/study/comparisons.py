@@ -110,7 +110,16 @@ def beside_baseline(study: StudyResults, metric: str) -> list[BesideBaseline]:
 def groups(
     study: StudyResults, frame: pd.DataFrame, axes: Sequence[str]
 ) -> Iterator[tuple[dict[str, str], pd.DataFrame]]:
-    """Part a table by the labels of some axes, in the study's order, the last axis fastest."""
+    """Part a table by the labels of some axes.
+
+    Args:
+        study: Whose order of labels is kept, the last axis fastest.
+        frame: The table.
+        axes: Columns of it; without any, the whole table is one part.
+
+    Yields:
+        Axis -> label, and the rows that have these labels; combinations without rows are left out.
+    """
     if not axes:
         yield {}, frame
         return

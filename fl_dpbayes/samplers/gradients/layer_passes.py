@@ -1,7 +1,7 @@
 """What goes into each trained layer in one pass, and what comes back to its outputs.
 
 A chain of known layers is computed at once. Every other module runs under `torch.func.vmap`,
-forwards and backwards, where no code can bring two records together.
+forwards and backwards, which keeps records apart (docs/models.md says how far).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

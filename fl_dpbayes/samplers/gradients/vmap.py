@@ -165,7 +165,17 @@ def by_layer(blocks: dict[str, torch.Tensor]) -> list[list[torch.Tensor]]:
 def per_layer_gradients(
     module: nn.Module, features: torch.Tensor, targets: torch.Tensor, loss: RecordLoss
 ) -> list[LayerGradients]:
-    """Return what `per_example_blocks` does as gradients of each layer, in order."""
+    """Return the gradient of each record's loss, by layer.
+
+    Args:
+        module: What is trained.
+        features: Of the module's type and device, shape (P, *shape).
+        targets: Classes (int64) or values (float32), shape (P,).
+        loss: Summed over records.
+
+    Returns:
+        Gradients of each layer, in order.
+    """
     blocks = by_layer(per_example_blocks(module, features, targets, loss=loss))
     return [formed_gradients(layer_blocks) for layer_blocks in blocks]
 
