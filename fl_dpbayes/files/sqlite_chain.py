@@ -89,11 +89,21 @@ def _check_beside(path: Path) -> None:
         if not stat.S_ISREG(status.st_mode):
             raise sqlite3.DatabaseError(f"{beside.name} beside it is no plain file")
     journal = path.with_name(f"{path.name}-journal")
-    if journal.is_file() and journal.stat().st_size >= len(_NAMES_A_FILE):
-        with journal.open("rb") as file:
-            file.seek(-len(_NAMES_A_FILE), os.SEEK_END)
-            if file.read() == _NAMES_A_FILE:
-                raise sqlite3.DatabaseError(f"{journal.name} beside it names a file to delete")
+    if _names_a_file(journal):
+        raise sqlite3.DatabaseError(f"{journal.name} beside it names a file to delete")
+
+
+def _names_a_file(journal: Path) -> bool:
+    """Say whether a journal, if it is there, names a file to delete."""
+    try:
+        file = journal.open("rb")
+    except FileNotFoundError:
+        # Another process may have ended its transaction since this one looked.
+        return False
+    with file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - len(_NAMES_A_FILE)))
+        return file.read() == _NAMES_A_FILE
 
 
 def append_row(connection: sqlite3.Connection, text: str) -> ChainRow:

@@ -5,6 +5,8 @@ import os
 import shutil
 import sqlite3
 import struct
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import pytest
 
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.files.run_store import STORE_FILE, RunStore
+from fl_dpbayes.files.sqlite_chain import connect
 from tests.asking import refused
 from tests.killed import killed_at_call, killed_at_size
 
@@ -239,6 +242,27 @@ def test_no_journal_of_a_stranger_deletes_a_file(folder: Path) -> None:
     store.with_name("run.sqlite-journal").write_bytes(journal_naming(store, named))
     refused(f"^{store} .*run.sqlite-journal beside it names a file", RunStore.open, folder)
     assert named.exists()
+
+
+def test_a_journal_that_another_process_ends_meanwhile_is_no_error(folder: Path) -> None:
+    # It was seen, and gone before it was opened.
+    store = folder / STORE_FILE
+    journal = store.with_name("run.sqlite-journal")
+    stops = threading.Event()
+
+    def begin_and_end() -> None:
+        while not stops.is_set():
+            journal.write_bytes(b"a transaction")
+            journal.unlink()
+
+    with ThreadPoolExecutor(1) as pool:
+        other_process = pool.submit(begin_and_end)
+        try:
+            for _ in range(3000):
+                connect(store, "ro", timeout=1.0).close()
+        finally:
+            stops.set()
+        other_process.result()
 
 
 @pytest.mark.parametrize("ending", ["journal", "wal", "shm"])
