@@ -21,6 +21,7 @@ from fl_dpbayes.posterior.hierarchical.effects import (
     HOSPITALS,
     POOLED_ROUNDS,
     UNKNOWN,
+    PooledRounds,
     log_odds_means,
     pooled_round,
     site_means,

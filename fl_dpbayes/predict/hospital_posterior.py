@@ -18,9 +18,11 @@ from fl_dpbayes.models import model_shapes
 from fl_dpbayes.posterior import (
     FACTS,
     HOSPITALS,
+    POOLED_ROUNDS,
     REACH,
     Distribution,
     HospitalModel,
+    PooledRounds,
     PosteriorBank,
     fit_hospitals,
     mixed,
@@ -35,6 +37,8 @@ LARGEST_LEVEL = 1e4
 SMALLEST_SD = 1e-6
 MOST_UNITS = 10**9
 MOST_ROUNDS = 10**6
+# Of a mean over sites: who happened to be a patient alone makes it larger.
+SMALLEST_NOISE = 1e-9
 SMALLEST_WEIGHT = float(np.finfo(np.float32).tiny)
 MOST_NAMES_SHOWN = 20
 PUT_BACK = "put back a copy of the run folder, or run its scenario again"
@@ -180,12 +184,15 @@ def load_hospitals(run_dir: Path, scenario: Scenario, task: Task) -> HospitalMod
     """
     parameters = sum(map(math.prod, model_shapes(scenario.model, task).values()))
     with RunStore.open(run_dir, to_read=True) as store:
-        sums = PosteriorBank(store).last(HOSPITALS, 0) or {}
+        bank = PosteriorBank(store)
+        sums = bank.last(HOSPITALS, 0) or {}
+        pooled = bank.last(POOLED_ROUNDS, 0) or {}
     try:
         _check_sums(sums, scenario, width=FACTS + 2 * parameters)
+        rounds = _checked_rounds(pooled, scenario, parameters=parameters // 2)
         # Sums beyond all bounds may end in any floating-point error, and in NaN.
         with np.errstate(all="ignore"):
-            model = fit_hospitals(sums, scenario)
+            model = fit_hospitals(sums, rounds, scenario)
         check_values("conditional", model.conditional)
         check_values("covariates", model.covariates)
         if not model.covariates[:, 1:].std() >= SMALLEST_WEIGHT:
@@ -257,3 +264,21 @@ def _check_sums(sums: Mapping[str, npt.NDArray], scenario: Scenario, width: int)
     means = site_means(sums)
     check_values("states", means.states)
     check_values("gradients", means.gradients)
+
+
+def _checked_rounds(
+    pooled: Mapping[str, npt.NDArray], scenario: Scenario, parameters: int
+) -> PooledRounds:
+    """Check the pooled scores of rounds, of so many parameters of the log odds."""
+    if pooled.keys() != {"states", "scores", "noises"}:
+        raise ValueError("the pooled sums of its rounds are missing")
+    count = len(pooled["noises"])
+    shapes = {array.shape for array in (pooled["states"], pooled["scores"])}
+    is_after_burn_in = count > scenario.training.burn_in
+    if shapes != {(count, parameters)} or pooled["noises"].ndim != 1 or not is_after_burn_in:
+        raise ValueError("the pooled sums are not those of its rounds")
+    for name, values in pooled.items():
+        check_values(name, values)
+    if not (pooled["noises"] >= SMALLEST_NOISE).all():
+        raise ValueError("the pooled sums have no noise")
+    return PooledRounds(**pooled)

@@ -13,7 +13,6 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
-from scipy.special import expit
 
 from fl_dpbayes.models import prior_gradient
 from fl_dpbayes.posterior.hierarchical.distribution import Floats
@@ -32,8 +31,8 @@ LARGEST = 1e18
 # Rough sizes of one coordinate of a record's score, and of its differences between hospitals.
 SCORE_VARIANCE = 0.05
 SCORE_BETWEEN_HOSPITALS = 0.02
-# Keeps a division by a record's length, or by noise, from one by 0.
-_SMALLEST_LENGTH = 1e-300
+# Keep divisions from one by 0.
+SMALLEST_SLOPE = 1e-6
 _SMALLEST_NOISE = 1e-30
 
 
@@ -127,21 +126,27 @@ def log_odds_means(means: Means) -> Means:
 
 
 @dataclass(frozen=True)
-class PooledRound:
-    """All sites' clipped scores of one round, averaged.
+class PooledRounds:
+    """All sites' clipped scores per record, averaged over sites, of T rounds.
 
     Attributes:
-        state: w_t, where they were taken, in log odds, shape (1 + D,).
-        score: Their mean per record, shape (1 + D,).
-        noise: Standard deviation of the noise in each coordinate of it.
+        states: w_t, where they were taken, in log odds, shape (T, 1 + D).
+        scores: Their means, shape (T, 1 + D).
+        noises: Standard deviation of the error in each coordinate of a mean, of noise and of who
+            happened to be a patient, shape (T,).
     """
 
-    state: Floats
-    score: Floats
-    noise: float
+    states: Floats
+    scores: Floats
+    noises: Floats
+
+    @property
+    def arrays(self) -> dict[str, Floats]:
+        """What is stored, by name."""
+        return {"states": self.states, "scores": self.scores, "noises": self.noises}
 
 
-def pooled_round(means: Means, rounds: int) -> PooledRound:
+def pooled_round(means: Means, rounds: int) -> PooledRounds:
     """Average the sites' scores per record of one round by how precisely each is known.
 
         om_k ~ 1 / (v / n_k + s_k^2 / (T n_k^2) + b^2),   sum of om_k = 1
@@ -155,86 +160,33 @@ def pooled_round(means: Means, rounds: int) -> PooledRound:
         rounds: T, how many rounds are read together.
 
     Returns:
-        The mean.
+        One round.
     """
     units = means.units
-    noise = means.noise / units
-    weights = 1 / (
-        SCORE_VARIANCE / units + np.square(noise) / rounds + np.square(SCORE_BETWEEN_HOSPITALS)
-    )
+    sampling = SCORE_VARIANCE / units
+    noise = np.square(means.noise / units)
+    weights = 1 / (sampling + noise / rounds + np.square(SCORE_BETWEEN_HOSPITALS))
     weights = weights / weights.sum()
-    return PooledRound(
-        state=means.states.mean(axis=0),
-        score=weights @ (means.gradients / units[:, None]),
-        noise=float(np.sqrt(np.square(weights * noise).sum())),
+    return PooledRounds(
+        states=means.states.mean(axis=0, keepdims=True),
+        scores=(weights @ (means.gradients / units[:, None]))[None],
+        noises=np.sqrt([(np.square(weights) * (sampling + noise)).sum()]),
     )
 
 
-def with_round(rounds: Mapping[str, npt.NDArray], pooled: PooledRound) -> dict[str, Floats]:
-    """Append a round to the pooled rounds of a run as they are stored.
+def with_round(rounds: Mapping[str, npt.NDArray], pooled: PooledRounds) -> dict[str, Floats]:
+    """Append a round to a run's pooled rounds as they are stored.
 
     Args:
-        rounds: Of those before, as returned; empty before the first.
+        rounds: Those before, as returned; empty before the first.
         pooled: The round.
 
     Returns:
-        `states` and `scores`, each of shape (T, 1 + D), and `noises`, of shape (T,).
+        The arrays of all.
     """
-    added = {
-        "states": pooled.state[None],
-        "scores": pooled.score[None],
-        "noises": np.array([pooled.noise]),
-    }
     if not rounds:
-        return added
-    return {name: np.concatenate([rounds[name], values]) for name, values in added.items()}
-
-
-class ClippedScore(NamedTuple):
-    """Expectations of a clipped score, of d parameters.
-
-    Attributes:
-        bias: g, its mean where the state is right, shape (d,).
-        slope: H, minus its derivative in the true log odds, shape (d, d).
-        square: Q, its variance, shape (d, d).
-    """
-
-    bias: Floats
-    slope: Floats
-    square: Floats
-
-
-def clipped_score(covariates: Floats, state: Floats, clip_norm: float) -> ClippedScore:
-    """Average a clipped logistic score (p - y) x f over covariates at a state.
-
-    With p = sigmoid(x'w), v = p (1 - p), f1 = min(1, C / ((1 - p) |x|)), f0 = min(1, C / (p |x|)):
-
-        g = E[v (f0 - f1) x]
-        H = E[v ((1 - p) f1 + p f0) x x']
-        Q = E[v ((1 - p) f1^2 + p f0^2) x x']
-
-    Args:
-        covariates: x, the first column 1, shape (N, d).
-        state: w, shape (d,).
-        clip_norm: C > 0, infinite where nothing is clipped.
-
-    Returns:
-        g, H and Q.
-    """
-    p = expit(covariates @ state)
-    length = np.linalg.norm(covariates, axis=1)
-    f1 = np.minimum(1.0, clip_norm / np.maximum((1 - p) * length, _SMALLEST_LENGTH))
-    f0 = np.minimum(1.0, clip_norm / np.maximum(p * length, _SMALLEST_LENGTH))
-    v = p * (1 - p) / len(covariates)
-
-    def outer(weights: Floats) -> Floats:
-        return np.asarray((covariates * (v * weights)[:, None]).T @ covariates)
-
-    return ClippedScore(
-        bias=(v * (f0 - f1)) @ covariates,
-        slope=outer((1 - p) * f1 + p * f0),
-        square=outer((1 - p) * f1**2 + p * f0**2),
-    )
+        return pooled.arrays
+    return {name: np.concatenate([rounds[name], added]) for name, added in pooled.arrays.items()}
 
 
 class Effects(NamedTuple):
@@ -249,33 +201,53 @@ class Effects(NamedTuple):
     variances: Floats
 
 
-def site_effects(means: Means, score: ClippedScore) -> Effects:
-    """Estimate sites' effects on the first coordinate, the intercept.
+@dataclass(frozen=True)
+class ScoreCurve:
+    """The intercept's coordinate of a record's clipped score, by the effect of its hospital.
 
-    Generalised least squares on all coordinates. With D_k = G_k / n_k - g, R_k = Q / n_k + s_k^2 /
-    n_k^2 I and h the intercept's column of H, all but D and the noise common to all sites
-    (inverting each site's own curve would inflate their spread):
+    Attributes:
+        effects: u, rising, shape (G,).
+        mean: M(u), falling, shape (G,).
+        slope: H(u), minus its derivative, shape (G,).
+        variance: Q(u), of a record's score, shape (G,).
+    """
 
-        u_k = (mean of w_t)_0 - (averaged state)_0 - h' R_k^-1 D_k / h' R_k^-1 h
-        V_k = 1 / h' R_k^-1 h
+    effects: Floats
+    mean: Floats
+    slope: Floats
+    variance: Floats
 
-    Exact for a Gaussian head without clipping, of loss h (w - y)^2 / 2 and `score` 0, h, h: the
-    states w_t cancel, so that no record is used twice.
+
+def site_effects(means: Means, curve: ScoreCurve, near: Floats) -> Effects:
+    """Estimate sites' effects by one step of Newton's method from effects near by.
+
+        u_k = th_k + (mean of w_t)_0 - (averaged state)_0 - (G_k / n_k - M(th_k)) / H(th_k)
+        V_k = (Q(th_k) / n_k + s_k^2 / n_k^2) / H(th_k)^2
+
+    The curve is linearised where a site is thought to be, and not at its own noisy sum: inverting
+    each site's sum would put noisy sites too far apart. Exact for a Gaussian head without clipping,
+    of loss h (w - y)^2 / 2, with M = -h u, H = h and Q = h: the states w_t cancel, so that no
+    record is used twice.
 
     Args:
         means: Of K sites.
-        score: g, H and Q at the averaged state.
+        curve: Of the score at the averaged state.
+        near: th_k, shape (K,).
 
     Returns:
         u_k and V_k.
     """
-    units = means.units[:, None]
-    intercept_slope = score.slope[:, 0]
-    noise_variance = np.square(means.noise[:, None] / units)[:, :, None] + _SMALLEST_NOISE
-    noise = noise_variance * np.eye(len(score.bias))
-    weights = np.linalg.solve(score.square / units[:, :, None] + noise, intercept_slope)
+    units = means.units
+    inside = np.clip(near, curve.effects[0], curve.effects[-1])
+    mean = np.interp(inside, curve.effects, curve.mean)
+    slope = np.interp(inside, curve.effects, curve.slope)
+    variance = np.interp(inside, curve.effects, curve.variance)
     # Where a chain has run away the score is flat, and nothing is said of any effect.
-    variances = 1 / np.maximum(weights @ intercept_slope, 1 / UNKNOWN)
-    off = variances * (weights * (means.gradients / units - score.bias)).sum(axis=1)
-    estimates = means.states[:, 0] - means.states[:, 0].mean() - off
-    return Effects(estimates, variances)
+    slope = np.maximum(slope, SMALLEST_SLOPE)
+    score_off = means.gradients[:, 0] / units - mean
+    state_off = means.states[:, 0] - means.states[:, 0].mean()
+    noise = np.square(means.noise / units) + _SMALLEST_NOISE
+    return Effects(
+        estimates=inside + state_off - score_off / slope,
+        variances=np.minimum((variance / units + noise) / np.square(slope), UNKNOWN),
+    )

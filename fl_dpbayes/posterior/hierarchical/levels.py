@@ -1,128 +1,225 @@
-"""The posterior over hospitals given noisy estimates of their effects.
+"""The distribution of hospitals' effects given noisy estimates of them.
 
     u_k = theta_k + N(0, V_k),   theta_k = c_j + N(0, tau_h^2),   c_j = m + N(0, tau_c^2)
 
-One level of hospitals, or hospitals within groups. Source: Gelman et al., Bayesian Data Analysis,
-section 5.4.
+One level of hospitals, or hospitals within groups. The spreads are drawn from their confidence
+distribution, so that intervals hold at every spread, not on average over a prior's.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
+from scipy.stats import chi2, qmc
 
 from fl_dpbayes.posterior.hierarchical.distribution import Distribution, Floats, mixed
+from fl_dpbayes.posterior.hierarchical.effects import UNKNOWN, Effects
 
-# A grid goes to where the log density is so far below its peak, by at most a tenth of a standard
-# deviation a step.
-_POINTS_OF_ONE_LEVEL = 513
-_POINTS_OF_TWO_LEVELS = 129
-_FALL = 14.0
-_ZOOMS = 6
-# Mixtures are smooth: every eighth point of a grid gives them to .003.
-_STRIDE = 8
-# With a prior uniform on [0, inf) the posterior of the spread over K hospitals falls as tau^-(K -
-# 1).
-LEAST_IDENTIFIED = 3
+# Pairs of spreads, evenly spaced in their confidence distribution.
+_PAIRS = 64
+# Spreads at which the sums of squares are taken: 0, and from a thousandth of the largest on.
+_SPREADS = 161
+_SMALLEST_SPREAD = 1e-3
+# With a single degree of freedom a spread is as good as unknown.
+_LEAST_DEGREES = 2
+# The variance of an effect where both spreads are 0, and nothing else is uncertain.
+_SMALLEST_VARIANCE = 1e-12
 
 
 @dataclass(frozen=True)
-class _Fit:
-    """The posterior at every point of a grid of tau_h (a) and tau_c (b), of J groups.
+class _Moments:
+    """Means and variances of effects, each at every pair of spreads."""
 
-    Attributes:
-        centres: Weighted mean of each group's estimates, shape (a, J).
-        weights: Precision of a centre as an estimate of m, shape (a, b, J).
-        shrinkage: B_j, share of a group's own mean in its centre, shape (a, b, J).
-        mean: Mean of m, shape (a, b).
-        mass: Posterior mass of the point, shape (a, b).
+    means: Floats
+    variances: Floats
+
+
+class _Fit:
+    """What estimates tell at pairs (tau_h, tau_c) drawn from their confidence distribution.
+
+    The weighted sums of squares within and between groups are chi-square at the true spreads,
+
+        Q_h(tau_h) = sum_k w_k (u_k - ubar_j)^2 ~ chi2(K - J),    w_k = 1 / (tau_h^2 + V_k)
+        Q_c(tau_c; tau_h) = sum_j o_j (ubar_j - m)^2 ~ chi2(J - 1),   o_j = 1 / (tau_c^2 + 1 / A_j)
+
+    independent, and fall in the spread: tau_h solves Q_h(tau_h) = q for q ~ chi2(K - J), or is 0
+    where Q_h(0) < q; so does tau_c. A_j is the sum of w_k in group j, ubar_j the w-mean.
+
+    Source: Viechtbauer, Statistics in Medicine 26 (2007), 37-52, for the pivot; Nagashima, Noma and
+    Furukawa, Statistical Methods in Medical Research 28 (2019), 1689-1702, for prediction from it.
+
+    Args:
+        effects: u_k and V_k > 0, shape (K,) each.
+        members: 1 where hospital k is of group j, shape (K, J).
+        largest_sd: No spread is larger.
+        nested: Whether groups differ by more than their hospitals.
     """
 
-    centres: Floats
-    weights: Floats
-    shrinkage: Floats
-    mean: Floats
-    mass: Floats
+    def __init__(self, effects: Effects, members: Floats, largest_sd: float, nested: bool) -> None:
+        self.effects = effects
+        self._members = members
+        hospitals, groups = members.shape
+        # Each of the two runs through (i + 1/2) / 64, and together they fill the square evenly.
+        shares = qmc.Sobol(2, scramble=False).random(_PAIRS) + 0.5 / _PAIRS
+        spreads = np.append(0.0, np.geomspace(_SMALLEST_SPREAD, 1.0, _SPREADS - 1)) * largest_sd
+        self.hospital_sds = _drawn_spreads(
+            squares=np.array([self._within(spread) for spread in spreads]),
+            spreads=spreads,
+            degrees=hospitals - groups,
+            shares=shares[:, 0],
+        )
+        self.group_sds = np.zeros(_PAIRS)
+        if nested:
+            for number, hospital_sd in enumerate(self.hospital_sds):
+                self.group_sds[number] = _drawn_spreads(
+                    squares=self._between(hospital_sd, spreads),
+                    spreads=spreads,
+                    degrees=groups - 1,
+                    shares=shares[number, 1],
+                )
+        self._precisions, self._centres = self._groups_at(self.hospital_sds[:, None])
+        scaled = np.square(self.group_sds)[:, None] * self._precisions
+        self._shrinkage = scaled / (1 + scaled)
+        weights = self._precisions / (1 + scaled)
+        self._weight = weights.sum(axis=1)
+        self._mean = (weights * self._centres).sum(axis=1) / self._weight
+
+    def of_all(self) -> _Moments:
+        """Return every hospital's, shape (pairs, K).
+
+        E = E c_j + r_k (u_k - E c_j),  var = r_k V_k + (1 - r_k)^2 var c_j,  r_k = tau_h^2 w_k.
+        """
+        group_of = self._members.argmax(axis=1)
+        estimates, variances = self.effects
+        between = np.square(self.hospital_sds)[:, None]
+        share = between / (between + variances)
+        centre = self._centre_of_groups()
+        centre_means = centre.means[:, group_of]
+        return _Moments(
+            means=centre_means + share * (estimates - centre_means),
+            variances=share * variances + np.square(1 - share) * centre.variances[:, group_of],
+        )
+
+    def of_new(self) -> _Moments:
+        """Return a new hospital's in every group and, last, in a new group: (pairs, J + 1)."""
+        centre = self._centre_of_groups()
+        new_group = 1 / self._weight + np.square(self.group_sds)
+        variances = np.column_stack([centre.variances, new_group])
+        return _Moments(
+            means=np.column_stack([centre.means, self._mean]),
+            variances=variances + np.square(self.hospital_sds)[:, None],
+        )
+
+    def _centre_of_groups(self) -> _Moments:
+        """Return the groups' centres, (pairs, J): E c_j = m + B_j (ubar_j - m)."""
+        share = self._shrinkage
+        mean = self._mean[:, None]
+        # tau_c^2 / (1 + tau_c^2 A_j) is tau_c^2 (1 - B_j).
+        remaining = np.square(self.group_sds)[:, None] * (1 - share)
+        return _Moments(
+            means=mean + share * (self._centres - mean),
+            variances=remaining + np.square(1 - share) / self._weight[:, None],
+        )
+
+    def _groups_at(self, hospital_sd: Floats) -> tuple[Floats, Floats]:
+        """Return A_j and ubar_j at tau_h, of shape (..., 1): (..., J) each."""
+        estimates, variances = self.effects
+        precision = 1 / (np.square(hospital_sd) + variances)
+        total = precision @ self._members
+        return total, (precision * estimates) @ self._members / total
+
+    def _within(self, hospital_sd: float) -> float:
+        """Return Q_h."""
+        _, centres = self._groups_at(np.array([hospital_sd]))
+        off = self.effects.estimates - self._members @ centres
+        return float((np.square(off) / (hospital_sd**2 + self.effects.variances)).sum())
+
+    def _between(self, hospital_sd: float, group_sds: Floats) -> Floats:
+        """Return Q_c at every tau_c."""
+        precisions, centres = self._groups_at(np.array([hospital_sd]))
+        weights = 1 / (np.square(group_sds)[:, None] + 1 / precisions)
+        mean = (weights * centres).sum(axis=1) / weights.sum(axis=1)
+        return np.asarray((weights * np.square(centres - mean[:, None])).sum(axis=1))
 
 
 class HospitalPosterior:
-    """The posterior of every hospital's effect, of a new one's, and of the spread between them.
+    """The distribution of every hospital's effect, of a new one's, and of the spreads between them.
 
-    m is flat and both standard deviations are uniform on [0, `largest_sd`], mixed over a grid. One
-    level is the same with all hospitals in one group and tau_c = 0.
+    m is flat. Spreads have their confidence distribution, cut at `largest_sd`, and are uniform up
+    to it where fewer than three hospitals or groups tell them. One level is the same with all
+    hospitals in one group and tau_c = 0.
 
     Args:
-        estimates: u_k of K >= 1 hospitals, shape (K,).
-        variances: V_k > 0, shape (K,).
+        fits: The estimates u_k and their variances V_k > 0 of K >= 1 hospitals; several of them,
+            equally likely, where what they hang on is uncertain itself.
         groups: Each hospital's, 0 .. J - 1, shape (K,); None for one level.
         largest_sd: Above 0.
 
     Attributes:
-        spreads: The distributions of tau_h and tau_c.
         counts: Of how many hospitals and groups that is all there is.
+        identified: Whether they are enough to tell their spread.
     """
 
     def __init__(
-        self,
-        estimates: Floats,
-        variances: Floats,
-        groups: npt.NDArray[np.int64] | None,
-        largest_sd: float,
+        self, fits: Sequence[Effects], groups: npt.NDArray[np.int64] | None, largest_sd: float
     ) -> None:
-        self.estimates = estimates
-        self.variances = variances
-        self.groups = groups
-        self.largest_sd = largest_sd
-        self._groups = np.zeros(len(estimates), np.int64) if groups is None else groups
-        self._members = np.eye(self._groups.max() + 1)[self._groups]
-        if groups is None:
-            hospital_sds = np.linspace(0, largest_sd, _POINTS_OF_ONE_LEVEL)
-            group_sds = np.zeros(1)
-        else:
-            hospital_sds = np.linspace(0, largest_sd, _POINTS_OF_TWO_LEVELS)
-            group_sds = np.linspace(0, largest_sd, _POINTS_OF_TWO_LEVELS)
-        for _ in range(_ZOOMS):
-            mass = self._fit_at(hospital_sds, group_sds).mass
-            hospital_sds = _around(hospital_sds, mass.sum(axis=1))
-            group_sds = _around(group_sds, mass.sum(axis=0))
-        mass = self._fit_at(hospital_sds, group_sds).mass
-        self.spreads = [
-            Distribution(hospital_sds, mass.sum(axis=1)),
-            Distribution(group_sds, mass.sum(axis=0)),
+        self._effects = tuple(fits)
+        self._groups = groups
+        self._largest_sd = largest_sd
+        hospitals = len(self._effects[0].estimates)
+        numbers = np.zeros(hospitals, np.int64) if groups is None else groups
+        self._members = np.eye(numbers.max() + 1)[numbers]
+        group_count = self._members.shape[1]
+        self.counts = [hospitals, group_count]
+        degrees = [hospitals - group_count, group_count - 1]
+        self.identified = [count >= _LEAST_DEGREES for count in degrees]
+        self._fits = [
+            _Fit(
+                effects=effects,
+                members=self._members,
+                largest_sd=largest_sd,
+                nested=groups is not None,
+            )
+            for effects in self._effects
         ]
-        hospital_count, group_count = self._members.shape
-        self.counts = [hospital_count - group_count + 1, group_count]
-        self._hospital_sds = hospital_sds[::_STRIDE]
-        self._group_sds = group_sds[::_STRIDE]
-        self._fit = self._fit_at(self._hospital_sds, self._group_sds)
-        self._mass = mass[::_STRIDE, ::_STRIDE].ravel()
+
+    @cached_property
+    def spreads(self) -> list[Distribution]:
+        """The distributions of tau_h and tau_c, in log odds."""
+        hospital_sds = np.concatenate([fit.hospital_sds for fit in self._fits])
+        group_sds = np.concatenate([fit.group_sds for fit in self._fits])
+        return [
+            Distribution(np.sort(values), np.full(len(values), 1 / len(values)))
+            for values in (hospital_sds, group_sds)
+        ]
 
     @property
-    def identified(self) -> list[bool]:
-        """Whether hospitals and groups are enough to tell their spread; else the prior says it."""
-        return [count >= LEAST_IDENTIFIED for count in self.counts]
+    def mean_effects(self) -> Floats:
+        """The expected effect of every hospital, shape (K,)."""
+        return np.asarray(self._of_all.means.mean(axis=0))
+
+    def without(self, number: int) -> Distribution:
+        """Return the effect of hospital `number` as all others foretell it."""
+        fits = []
+        for effects in self._effects:
+            variances = effects.variances.copy()
+            variances[number] = UNKNOWN
+            fits.append(Effects(effects.estimates, variances))
+        others = HospitalPosterior(fits, groups=self._groups, largest_sd=self._largest_sd)
+        return others.of_hospital(number)
 
     def of_hospital(self, number: int) -> Distribution:
         """Return the effect of a hospital: its own estimate, drawn towards its group's centre.
-
-            E = E c_j + r_k (u_k - E c_j)
-            var = r_k V_k + (1 - r_k)^2 var c_j
-            r_k = tau_h^2 / (tau_h^2 + V_k)
 
         Args:
             number: k, 0 .. K - 1.
 
         Returns:
-            Its posterior.
+            Its distribution.
         """
-        u = self.estimates[number]
-        v = self.variances[number]
-        between = np.square(self._hospital_sds)
-        share = (between / (between + v))[:, None]
-        centre, centre_variance = self._centre(int(self._groups[number]))
-        means = centre + share * (u - centre)
-        variances = share * v + np.square(1 - share) * centre_variance
-        return self._mixed(means, variances)
+        return _mixed(self._of_all.means[:, number], self._of_all.variances[:, number])
 
     def of_new(self, group: int | None = None) -> Distribution:
         """Return the effect of a hospital that nobody has seen.
@@ -131,12 +228,10 @@ class HospitalPosterior:
             group: Its group, or None for a new group as well.
 
         Returns:
-            Its posterior.
+            Its distribution.
         """
-        centre, centre_variance = self._centre(group)
-        between_groups = (group is None) * np.square(self._group_sds)
-        variances = centre_variance + np.square(self._hospital_sds)[:, None] + between_groups
-        return self._mixed(centre, variances)
+        column = self.counts[1] if group is None else group
+        return _mixed(self._of_new.means[:, column], self._of_new.variances[:, column])
 
     def of_any(self) -> Distribution:
         """Return the effect of a hospital whose group nobody says.
@@ -144,62 +239,49 @@ class HospitalPosterior:
         It is each group's as often as of the K that trained, and of a new one once in K + 1; groups
         enter as normals.
         """
-        parts = [*(self.of_new(group) for group in range(self.counts[1])), self.of_new()]
+        means = self._of_new.means
         return mixed(
-            weights=np.array([*self._members.sum(axis=0), 1.0]),
-            means=np.array([part.mean for part in parts]),
-            variances=np.square([part.sd for part in parts]),
+            weights=np.append(self._members.sum(axis=0), 1.0),
+            means=means.mean(axis=0),
+            variances=self._of_new.variances.mean(axis=0) + means.var(axis=0),
         )
 
-    def _mixed(self, means: Floats, variances: Floats) -> Distribution:
-        return mixed(weights=self._mass, means=means.ravel(), variances=variances.ravel())
+    @cached_property
+    def _of_all(self) -> _Moments:
+        return _stacked([fit.of_all() for fit in self._fits])
 
-    def _centre(self, group: int | None) -> tuple[Floats, Floats]:
-        """Return mean and variance of a group's centre c_j, or of m, on the grid, (a, b)."""
-        fit = self._fit
-        variance = 1 / fit.weights.sum(axis=2)
-        if group is None:
-            return fit.mean, variance
-        share = fit.shrinkage[:, :, group]
-        centre = fit.mean + share * (fit.centres[:, None, group] - fit.mean)
-        # tau_c^2 / (1 + tau_c^2 A_j) is tau_c^2 (1 - B_j).
-        own_variance = np.square(self._group_sds) * (1 - share)
-        return centre, own_variance + np.square(1 - share) * variance
-
-    def _fit_at(self, hospital_sds: Floats, group_sds: Floats) -> _Fit:
-        """Fit at every point of a grid."""
-        u = self.estimates
-        precision = 1 / (np.square(hospital_sds)[:, None] + self.variances)  # (a, K)
-        total = precision @ self._members  # A_j, (a, J)
-        centres = (precision * u) @ self._members / total
-        within = (precision * np.square(u - centres[:, self._groups])).sum(axis=1)
-        scaled = np.square(group_sds)[None, :, None] * total[:, None, :]  # tau_c^2 A_j, (a, b, J)
-        weights = total[:, None, :] / (1 + scaled)
-        weight = weights.sum(axis=2)
-        mean = (weights * centres[:, None, :]).sum(axis=2) / weight
-        between = (weights * np.square(centres[:, None, :] - mean[:, :, None])).sum(axis=2)
-        minus_two_logs = (
-            (within - np.log(precision).sum(axis=1))[:, None]
-            + np.log1p(scaled).sum(axis=2)
-            + between
-            + np.log(weight)
-        )
-        mass = np.exp((minus_two_logs.min() - minus_two_logs) / 2)
-        # The trapezoid rule.
-        mass[[0, -1]] /= 2
-        mass[:, [0, -1]] /= 2
-        return _Fit(
-            centres=centres,
-            weights=weights,
-            shrinkage=scaled / (1 + scaled),
-            mean=mean,
-            mass=np.asarray(mass / mass.sum()),
-        )
+    @cached_property
+    def _of_new(self) -> _Moments:
+        return _stacked([fit.of_new() for fit in self._fits])
 
 
-def _around(values: Floats, weights: Floats) -> Floats:
-    """Return as many values where the weights lie."""
-    inside = np.flatnonzero(weights > np.exp(-_FALL) * weights.max())
-    first = max(inside[0] - 1, 0)
-    last = min(inside[-1] + 1, len(values) - 1)
-    return np.linspace(values[first], values[last], len(values))
+def _drawn_spreads(squares: Floats, spreads: Floats, degrees: int, shares: Floats) -> Floats:
+    """Return spreads of their confidence distribution.
+
+    Args:
+        squares: Q at every spread, falling.
+        spreads: From 0 to the largest.
+        degrees: Of freedom of Q at the true spread.
+        shares: Of the chi-square distribution below Q, each in (0, 1).
+
+    Returns:
+        The spread at which Q has each share, of the shape of `shares`.
+    """
+    if degrees < _LEAST_DEGREES:
+        return (1 - shares) * spreads[-1]
+    return np.asarray(np.interp(-chi2.ppf(shares, degrees), -squares, spreads))
+
+
+def _stacked(parts: Sequence[_Moments]) -> _Moments:
+    return _Moments(
+        means=np.concatenate([part.means for part in parts]),
+        variances=np.concatenate([part.variances for part in parts]),
+    )
+
+
+def _mixed(means: Floats, variances: Floats) -> Distribution:
+    return mixed(
+        weights=np.ones(len(means)),
+        means=means,
+        variances=np.maximum(variances, _SMALLEST_VARIANCE),
+    )

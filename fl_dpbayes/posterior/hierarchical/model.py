@@ -1,6 +1,6 @@
 """The federation's one model with a posterior over hospitals on its intercept."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -13,12 +13,15 @@ from fl_dpbayes.posterior.chains import unflatten
 from fl_dpbayes.posterior.hierarchical.distribution import Distribution, Floats
 from fl_dpbayes.posterior.hierarchical.effects import (
     UNKNOWN,
-    clipped_score,
+    Effects,
+    Means,
+    PooledRounds,
     log_odds_means,
     site_effects,
     site_means,
 )
 from fl_dpbayes.posterior.hierarchical.levels import HospitalPosterior
+from fl_dpbayes.posterior.hierarchical.made_up import score_curve, stretch_distribution, stretched
 from fl_dpbayes.posterior.samples import PosteriorSamples
 
 # How many values of a hospital's effect, of equal weight, predictions average over.
@@ -31,6 +34,10 @@ ATTENUATION = 0.346
 # In widest standard deviations from the median: what lies farther is of a hostile or broken site.
 FARTHEST = 3.0
 LEVEL = 0.9
+# How often effects are estimated anew near the levels of the time before.
+STEPS = 3
+# The stretch of made-up patients is uncertain: estimates are made at each of these shares of it.
+STRETCH_SHARES = (np.arange(5) + 0.5) / 5
 
 
 @dataclass(frozen=True)
@@ -108,27 +115,12 @@ class HospitalModel:
 
     def without(self, site: str) -> Distribution:
         """Return the effect of a training hospital as all others foretell it."""
-        number = self.sites.index(site)
-        variances = self.posterior.variances.copy()
-        variances[number] = UNKNOWN
-        posterior = HospitalPosterior(
-            estimates=self.posterior.estimates,
-            variances=variances,
-            groups=self.posterior.groups,
-            largest_sd=self.posterior.largest_sd,
-        )
-        return posterior.of_hospital(number)
+        return self.posterior.without(self.sites.index(site))
 
     @cached_property
     def conditional(self) -> Floats:
-        """The log odds within a hospital of effect 0, shape (1 + D,).
-
-        Slopes fitted across hospitals are marginal: within one they are larger by sqrt(1 + .346
-        tau^2), about centred features' mean. tau is the posterior's median, where data tell it.
-        """
-        medians = np.array([spread.quantiles(MEDIAN) for spread in self.posterior.spreads])
-        factor = np.sqrt(1 + ATTENUATION * np.square(medians) @ self.posterior.identified)
-        return np.append(self.state[:1], factor * self.state[1:])
+        """The log odds within a hospital of effect 0, shape (1 + D,)."""
+        return conditional_state(self.state, self.posterior)
 
     def samples(
         self, effect: Distribution, shapes: Mapping[str, tuple[int, ...]]
@@ -195,12 +187,90 @@ def with_intercept(inputs: npt.NDArray) -> Floats:
     return np.column_stack([np.ones(len(inputs)), inputs.reshape(len(inputs), -1)])
 
 
-def fit_hospitals(rows: Mapping[str, npt.NDArray], scenario: Scenario) -> HospitalModel:
+def conditional_state(state: Floats, posterior: HospitalPosterior | None) -> Floats:
+    """Turn slopes fitted across hospitals, which are marginal, into those within one.
+
+    They are larger by sqrt(1 + .346 tau^2), about centred features' mean. tau^2 is of both levels,
+    of the medians, where data tell them.
+
+    Args:
+        state: Intercept and slopes, shape (1 + D,).
+        posterior: Of the levels; None before anything is known of them.
+
+    Returns:
+        Intercept and slopes, shape (1 + D,).
+    """
+    if posterior is None:
+        return state
+    medians = np.array([spread.quantiles(MEDIAN) for spread in posterior.spreads])
+    factor = np.sqrt(1 + ATTENUATION * np.square(medians) @ posterior.identified)
+    return np.append(state[:1], factor * state[1:])
+
+
+@dataclass(frozen=True)
+class _Federation:
+    """What the hospitals of a run released, in log odds.
+
+    Attributes:
+        means: Of the rounds after burn-in.
+        state: The averaged state, shape (1 + D,).
+        states: The states after burn-in at which scores were taken, shape (T, 1 + D).
+        clip_norm: Of a record's score of the log odds, infinite where nothing is clipped.
+        groups: Each hospital's, 0 .. J - 1, shape (K,); None for one level.
+        largest_sd: No spread is larger.
+    """
+
+    means: Means
+    state: Floats
+    states: Floats
+    clip_norm: float
+    groups: npt.NDArray[np.int64] | None
+    largest_sd: float
+
+    def effects(self, patients: Floats) -> Effects:
+        """Estimate the hospitals' effects, given made-up patients, shape (N, 1 + D).
+
+        A score is linearised near the hospital's effect, and its curve hangs on how far hospitals
+        differ; both are taken from the levels of the step before.
+        """
+        near = np.zeros(len(self.means.units))
+        posterior = None
+        for _ in range(STEPS):
+            curve = score_curve(
+                covariates=patients,
+                conditional=conditional_state(self.state, posterior),
+                states=self.states,
+                clip_norm=self.clip_norm,
+            )
+            effects = self._without_far(site_effects(self.means, curve, near))
+            posterior = self.levels([effects])
+            near = posterior.mean_effects
+        return effects
+
+    def levels(self, fits: Sequence[Effects]) -> HospitalPosterior:
+        """Return the posterior of the effects given one set of estimates or more."""
+        return HospitalPosterior(fits, groups=self.groups, largest_sd=self.largest_sd)
+
+    def _without_far(self, effects: Effects) -> Effects:
+        """Say nothing of a hospital that is hostile or broken, as far as it is off."""
+        centre = np.median(effects.estimates)
+        reach = FARTHEST * np.sqrt(self.largest_sd**2 + effects.variances)
+        far = np.abs(effects.estimates - centre) > reach
+        return Effects(
+            estimates=np.where(far, centre, effects.estimates),
+            variances=np.where(far, UNKNOWN, effects.variances),
+        )
+
+
+def fit_hospitals(
+    rows: Mapping[str, npt.NDArray], rounds: PooledRounds, scenario: Scenario
+) -> HospitalModel:
     """Fit the posterior over hospitals to the sums of what softmax models of two classes released.
 
     Args:
         rows: Site -> its rounds' sums as of `summed_round`, added up, of flat parameters: weights
             (2, D), then biases (2).
+        rounds: The pooled scores of all rounds, burn-in included.
         scenario: With a section on hierarchical models.
 
     Returns:
@@ -211,25 +281,35 @@ def fit_hospitals(rows: Mapping[str, npt.NDArray], scenario: Scenario) -> Hospit
     sites = tuple(sorted(rows))
     means = log_odds_means(site_means(rows))
     state = means.states.mean(axis=0)
+    group_of_site = [scenario.sites[site].group or "" for site in sites]
+    groups = tuple(sorted(set(group_of_site))) if section.group else ()
+    numbers = np.array([groups.index(group) for group in group_of_site]) if groups else None
+    round_of_chain = np.arange(len(rounds.states)) % scenario.training.rounds
+    federation = _Federation(
+        means=means,
+        state=state,
+        states=rounds.states[round_of_chain >= scenario.training.burn_in],
+        # The two rows of a record's softmax gradient are opposite.
+        clip_norm=(scenario.privacy.clip_norm or np.inf) / np.sqrt(2),
+        groups=numbers,
+        largest_sd=section.largest_sd,
+    )
     # Made up of the declared geometry: features that are centred and of one scale.
     made_up = np.random.default_rng(0).standard_normal((COVARIATES, len(state) - 1))
     features = scenario.model.features
     spread = features.spread if isinstance(features, StandardFeatures) else 1.0
     covariates = with_intercept(made_up * spread)
-    group_of_site = [scenario.sites[site].group or "" for site in sites]
-    groups = tuple(sorted(set(group_of_site))) if section.group else ()
-    numbers = np.array([groups.index(group) for group in group_of_site]) if groups else None
-    clip_norm = scenario.privacy.clip_norm or np.inf
-    score = clipped_score(covariates=covariates, state=state, clip_norm=clip_norm / np.sqrt(2))
-    estimates, variances = site_effects(means, score)
-    centre = np.median(estimates)
-    far = np.abs(estimates - centre) > FARTHEST * np.sqrt(section.largest_sd**2 + variances)
-    posterior = HospitalPosterior(
-        estimates=np.where(far, centre, estimates),
-        variances=np.where(far, UNKNOWN, variances),
-        groups=numbers,
-        largest_sd=section.largest_sd,
+    stretch = stretch_distribution(
+        covariates=covariates, state=state, rounds=rounds, clip_norm=federation.clip_norm
     )
+    fits = [
+        federation.effects(stretched(covariates, state, value))
+        for value in stretch.quantiles(STRETCH_SHARES)
+    ]
     return HospitalModel(
-        sites=sites, groups=groups, posterior=posterior, state=state, covariates=covariates
+        sites=sites,
+        groups=groups,
+        posterior=federation.levels(fits),
+        state=state,
+        covariates=stretched(covariates, state, stretch.mean),
     )

@@ -5,14 +5,24 @@ import pytest
 from scipy.special import expit
 
 from fl_dpbayes.posterior.hierarchical.effects import (
-    ClippedScore,
     Means,
-    clipped_score,
+    PooledRounds,
+    ScoreCurve,
     log_odds_means,
+    pooled_round,
     site_effects,
+    with_round,
 )
 from fl_dpbayes.posterior.hierarchical.levels import HospitalPosterior
+from fl_dpbayes.posterior.hierarchical.made_up import (
+    clipped_parts,
+    score_curve,
+    stretch_distribution,
+    stretched,
+)
 from tests.posterior.hierarchical.test_levels import LEVEL, covered, within
+
+CURVE = np.linspace(-9, 9, 7)
 
 
 def test_gaussian_effects_do_not_depend_on_the_states_and_have_the_stated_variance() -> None:
@@ -28,8 +38,9 @@ def test_gaussian_effects_do_not_depend_on_the_states_and_have_the_stated_varian
     def found(states: np.ndarray):
         gradients = units * precision * (states - averages) + drawn
         means = Means(units, gradients[:, None], states[:, None], noise)
-        score = ClippedScore(np.zeros(1), *np.full((2, 1, 1), precision))
-        estimates, variances = site_effects(means, score)
+        even = np.full(len(CURVE), precision)
+        score = ScoreCurve(effects=CURVE, mean=-precision * CURVE, slope=even, variance=even)
+        estimates, variances = site_effects(means, score, near=generator.normal(size=hospitals))
         return estimates + states.mean(), variances
 
     estimates, variances = found(np.zeros(hospitals))
@@ -71,16 +82,89 @@ def test_logistic_effects_are_unbiased_under_clipping_and_noise_and_have_the_sta
     )
     covariates = np.column_stack([np.ones(5000), generator.normal(size=(5000, 3))])
     means = Means(np.full(800, float(units)), sums, np.tile(state, (800, 1)), np.full(800, sigma))
-    estimates, variances = site_effects(means, clipped_score(covariates, state, clip))
+    curve = score_curve(covariates, conditional=state, states=state[None], clip_norm=clip)
+    effects_there = site_effects(means, curve, near=np.zeros(800))
+    posterior = HospitalPosterior([effects_there], groups=None, largest_sd=3.0)
+    estimates, variances = site_effects(means, curve, near=posterior.mean_effects)
     scaled = (estimates - effects) / np.sqrt(variances)
-    # The common slope is that at effect 0, which costs a few per cent of the spread and nothing of
-    # the mean.
     assert abs(np.mean(estimates - effects)) < 4 * np.sqrt(variances.mean() / 800) + 0.01
     assert abs(np.square(scaled).mean() - 1) < 4 * np.sqrt(2 / 800) + 0.05
-    posterior = HospitalPosterior(estimates, variances, None, 3.0)
+    posterior = HospitalPosterior(
+        [site_effects(means, curve, near=posterior.mean_effects)], groups=None, largest_sd=3.0
+    )
     assert covered(posterior.spreads[0].interval(LEVEL), float(effects.std()))
     hits = [covered(posterior.of_hospital(k).interval(LEVEL), effects[k]) for k in range(200)]
     assert within(hits, LEVEL)
+
+
+def test_a_score_s_curve_is_the_mean_and_variance_of_clipped_scores_of_drawn_records() -> None:
+    generator = np.random.default_rng(5)
+    state = np.array([0.4, 0.9, -0.5])
+    clip = 0.7
+    covariates = np.column_stack([np.ones(200_000), generator.normal(size=(200_000, 2))])
+    curve = score_curve(
+        covariates[:4000], conditional=1.1 * state, states=state[None], clip_norm=clip
+    )
+    for effect in (-1.0, 0.5):
+        y = generator.random(len(covariates)) < expit(1.1 * covariates @ state + effect)
+        score = (expit(covariates @ state) - y)[:, None] * covariates
+        clipped = score[:, 0] * np.minimum(1, clip / np.linalg.norm(score, axis=1))
+        # 4,000 records stand for the population: four of their standard errors.
+        bound = 4 * clipped.std() / np.sqrt(4000)
+        assert abs(np.interp(effect, curve.effects, curve.mean) - clipped.mean()) < bound
+        variance = np.interp(effect, curve.effects, curve.variance)
+        assert variance == pytest.approx(clipped.var(), rel=0.1)
+    slope = -np.gradient(curve.mean, curve.effects)[1:-1]
+    assert np.allclose(slope, curve.slope[1:-1], rtol=0.01)
+
+
+def test_stretching_moves_the_log_odds_alone_and_keeps_the_total_variance() -> None:
+    generator = np.random.default_rng(6)
+    covariates = np.column_stack([np.ones(5000), generator.normal(size=(5000, 8))])
+    state = np.append(0.3, generator.normal(size=8))
+    wider = stretched(covariates, state, 1.5)
+    slopes = state[1:]
+    assert np.allclose(wider[:, 1:] @ slopes, 1.5 * covariates[:, 1:] @ slopes)
+    assert wider[:, 1:].var(axis=0).sum() == pytest.approx(8, rel=0.02)
+    assert np.allclose(wider[:, 0], 1)
+    # No slopes, no direction; one feature, nothing across.
+    assert np.allclose(stretched(covariates, np.zeros(9), 1.0), covariates)
+    assert np.allclose(stretched(covariates[:, :2], np.ones(2), 2.0)[:, 1], 2 * covariates[:, 1])
+
+
+@pytest.mark.parametrize("true_stretch", [0.8, 1.0, 1.6])
+def test_pooled_scores_along_a_chain_tell_how_widely_the_log_odds_spread(
+    true_stretch: float,
+) -> None:
+    generator = np.random.default_rng(7)
+    state = np.append(0.5, np.full(6, 0.35))
+    made_up = np.column_stack([np.ones(2000), generator.normal(size=(2000, 6))])
+    patients = stretched(
+        np.column_stack([np.ones(20_000), generator.normal(size=(20_000, 6))]), state, true_stretch
+    )
+    y = generator.random(20_000) < expit(patients @ state)
+    states = np.linspace(0.1, 1.1, 12)[:, None] * state
+    rounds: dict[str, np.ndarray] = {}
+    for at in states:
+        score = (expit(patients @ at) - y)[:, None] * patients
+        clipped = score * np.minimum(1, 1.2 / np.linalg.norm(score, axis=1))[:, None]
+        drawn = clipped.sum(axis=0) + 100 * generator.normal(size=7)
+        means = Means(np.array([20_000.0]), drawn[None], at[None], np.array([100.0]))
+        rounds = with_round(rounds, pooled_round(means, 12))
+    found = stretch_distribution(made_up, state, PooledRounds(**rounds), clip_norm=1.2)
+    assert abs(found.mean - true_stretch) < 3 * found.sd
+    assert found.sd < 0.2
+
+
+def test_parts_of_a_clipped_score_are_the_score_by_outcome() -> None:
+    generator = np.random.default_rng(8)
+    covariates = np.column_stack([np.ones(50), generator.normal(size=(50, 3))])
+    state = generator.normal(size=4)
+    parts = clipped_parts(covariates, state[None], clip_norm=0.6)
+    for outcome, part in ((0, parts.without_event), (1, -parts.with_event)):
+        score = (expit(covariates @ state) - outcome)[:, None] * covariates
+        clipped = score * np.minimum(1, 0.6 / np.linalg.norm(score, axis=1))[:, None]
+        assert np.allclose(part * covariates, clipped)
 
 
 def test_the_log_odds_of_a_softmax_model_are_the_difference_of_its_rows() -> None:
