@@ -15,10 +15,14 @@ from fl_dpbayes.models import model_shapes
 from fl_dpbayes.posterior import (
     FACTS,
     HOSPITALS,
+    POOLED_ROUNDS,
     POSTERIOR_FILE,
     PosteriorBank,
     PosteriorSamples,
+    log_odds_means,
+    pooled_round,
     save_posterior,
+    site_means,
 )
 
 SETTINGS = (
@@ -63,8 +67,11 @@ def write_made_up_run(folder: Path, generator: np.random.Generator) -> Scenario:
         if site.role == "train"
     }
     assert all(len(row) == FACTS + 2 * len(vector) for row in sums.values())
+    rounds = pooled_round(log_odds_means(site_means(sums)), rounds=1)
     no_samples = PosteriorSamples(arrays={}, weights=np.zeros(0), temperatures=np.zeros(0))
     with RunStore.make(folder) as store:
-        PosteriorBank(store).add(HOSPITALS, 1, 0, no_samples, sums)
+        bank = PosteriorBank(store)
+        bank.add(HOSPITALS, 1, 0, no_samples, sums)
+        bank.add(POOLED_ROUNDS, 1, 0, no_samples, {**rounds.arrays})
         store.append()
     return scenario

@@ -122,8 +122,8 @@ class Hierarchical(Config):
 
     Each has an intercept of its own, drawn from a population. `group`: what the sites' `group`
     names, for example "country"; it makes a level above the hospitals, and every site needs one.
-    Without it there is one level. `largest_sd`: the prior of both standard deviations, in log odds,
-    is uniform from 0 to it. Features should be centred and of one scale: that is how the clipping
+    Without it there is one level. `largest_sd`: no standard deviation, in log odds, is taken to
+    be larger. Features should be centred and of one scale: that is how the clipping
     of scores sees them.
     """
 

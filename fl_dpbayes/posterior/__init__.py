@@ -21,6 +21,7 @@ from fl_dpbayes.posterior.hierarchical.effects import (
     HOSPITALS,
     POOLED_ROUNDS,
     UNKNOWN,
+    Means,
     PooledRounds,
     log_odds_means,
     pooled_round,
@@ -28,7 +29,12 @@ from fl_dpbayes.posterior.hierarchical.effects import (
     summed_round,
     with_round,
 )
-from fl_dpbayes.posterior.hierarchical.model import HospitalModel, fit_hospitals, with_intercept
+from fl_dpbayes.posterior.hierarchical.model import (
+    HospitalModel,
+    fit_hospitals,
+    fit_log_odds,
+    with_intercept,
+)
 from fl_dpbayes.posterior.predictive import (
     CLASS_PROBABILITIES,
     Prediction,

@@ -12,9 +12,10 @@ from fl_dpbayes.config import warning
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.posterior import (
     HOSPITALS,
-    UNKNOWN,
+    POOLED_ROUNDS,
     AnySamples,
     HospitalModel,
+    PooledRounds,
     PosteriorSamples,
     fit_hospitals,
 )
@@ -77,13 +78,14 @@ class PosteriorStrategy(TrainingRounds):
         sums = self.bank.last(HOSPITALS, 0)
         if not sums:
             return None
-        model = fit_hospitals(sums, self.federation.scenario)
+        rounds = PooledRounds(**(self.bank.last(POOLED_ROUNDS, 0) or {}))
+        model = fit_hospitals(sums, rounds, self.federation.scenario)
         reason = (
             "of that over hospitals, as it tells no level, or one too far out for "
             "hierarchical.largest_sd"
         )
-        for site, variance in zip(model.sites, model.posterior.variances, strict=True):
-            if variance >= UNKNOWN:
+        for site, is_left_out in zip(model.sites, model.posterior.is_left_out, strict=True):
+            if is_left_out:
                 self.record.warn(warning("left-out-of-posterior", site, reason=reason))
         return model
 

@@ -21,7 +21,6 @@ from fl_dpbayes.calibration import EXACT_BINS, NOISED_BINS, private_threshold, s
 from fl_dpbayes.config import read_site_file
 from fl_dpbayes.data import SITES_FOLDER, Site, SiteSplit, load_site
 from fl_dpbayes.posterior import Distribution, HospitalModel, mixed, predict, with_intercept
-from fl_dpbayes.posterior.hierarchical.levels import HospitalPosterior
 from fl_dpbayes.posterior.hierarchical.model import LEVEL, MEDIAN, SHARES
 from fl_dpbayes.predict.finished_run import FinishedRun, read_run
 from fl_dpbayes.predict.hospital_posterior import load_hospitals
@@ -385,13 +384,7 @@ def spread_table(cells: StudyCells) -> pd.DataFrame:
     for budget in cells.budgets:
         for cell in cells.all_train(budget):
             posterior = read_federation(cell.folder).hospitals.posterior
-            one_level = HospitalPosterior(
-                estimates=posterior.estimates,
-                variances=posterior.variances,
-                groups=None,
-                largest_sd=posterior.largest_sd,
-            )
-            spreads = {"hospitals, one level": one_level.spreads[0]}
+            spreads = {"hospitals, one level": posterior.in_one_level().spreads[0]}
             if posterior.groups is not None:
                 spreads["hospitals of a country"], spreads["countries"] = posterior.spreads
             for between, spread in spreads.items():

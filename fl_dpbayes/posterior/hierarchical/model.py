@@ -276,10 +276,27 @@ def fit_hospitals(
     Returns:
         What predicts for hospitals.
     """
-    section = scenario.hierarchical
-    assert section is not None
     sites = tuple(sorted(rows))
     means = log_odds_means(site_means(rows))
+    return fit_log_odds(sites, means=means, rounds=rounds, scenario=scenario)
+
+
+def fit_log_odds(
+    sites: tuple[str, ...], means: Means, rounds: PooledRounds, scenario: Scenario
+) -> HospitalModel:
+    """Fit the posterior over hospitals to what they released, in log odds.
+
+    Args:
+        sites: The hospitals.
+        means: Of their clipped scores after burn-in, in the same order.
+        rounds: The pooled scores of all rounds, burn-in included.
+        scenario: With a section on hierarchical models.
+
+    Returns:
+        What predicts for hospitals.
+    """
+    section = scenario.hierarchical
+    assert section is not None
     state = means.states.mean(axis=0)
     group_of_site = [scenario.sites[site].group or "" for site in sites]
     groups = tuple(sorted(set(group_of_site))) if section.group else ()

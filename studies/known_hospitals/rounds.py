@@ -1,0 +1,118 @@
+"""A federation's rounds, all hospitals at once: what each releases, without messages and ledgers.
+
+Sums, noise, site weights and steps are those of a `fald` run with one full-batch step a round, as a
+test compares; the noise comes from another generator.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import expit
+
+from fl_dpbayes.config import Scenario
+from fl_dpbayes.posterior import Means, PooledRounds, pooled_round, weigh_sites
+from fl_dpbayes.privacy import solve_multiplier
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Released:
+    """What hospitals released, in log odds.
+
+    Attributes:
+        means: Of the rounds after burn-in.
+        rounds: The pooled scores of all rounds.
+    """
+
+    means: Means
+    rounds: PooledRounds
+
+
+def run_rounds(
+    features: Floats,
+    outcomes: npt.NDArray[np.int64],
+    hospital: npt.NDArray[np.int64],
+    scenario: Scenario,
+    generator: np.random.Generator,
+) -> Released:
+    """Run a scenario's rounds.
+
+    In log odds both rows of the softmax model move at once, so that a step is twice as long, and
+    scores are clipped at C / sqrt(2), with noise of sigma C / sqrt(2).
+
+    Args:
+        features: Of training patients, hospital by hospital, the first column 1, shape (N, 1 + D).
+        outcomes: 0 or 1, shape (N,).
+        hospital: 0 .. K - 1, rising, each with a patient, shape (N,).
+        scenario: With rule `fald`, a Gaussian prior and a constant step size.
+        generator: Draws the noise.
+
+    Returns:
+        What the hospitals released.
+    """
+    units = np.bincount(hospital)
+    first_patient = np.searchsorted(hospital, np.arange(len(units)))
+    names = [str(number) for number in range(len(units))]
+    of_size = dict(zip(names, units.tolist(), strict=True))
+    shares, _ = weigh_sites(scenario.aggregation, of_size)
+    weights = np.array([shares[name] for name in names])
+    clip_norm = (scenario.privacy.clip_norm or np.inf) / np.sqrt(2)
+    noise = _noise_multiplier(scenario) * (clip_norm if np.isfinite(clip_norm) else 0.0)
+    lengths = np.linalg.norm(features, axis=1)
+    prior_precision = scenario.sampler.prior.scale**-2
+    # Every site's request carries 1/K of the prior.
+    prior_weight = (weights / units).sum() / len(units)
+    step_size = scenario.sampler.step_size.initial
+    total = scenario.training.rounds
+    state = np.zeros(features.shape[1])
+    gradients: list[Floats] = []
+    states: list[Floats] = []
+    pooled: list[PooledRounds] = []
+    for number in range(total):
+        residuals = expit(features @ state) - outcomes
+        sizes = np.maximum(np.abs(residuals) * lengths, np.finfo(float).tiny)
+        clipped = residuals * np.minimum(1.0, clip_norm / sizes)
+        sums = np.add.reduceat(features * clipped[:, None], first_patient, axis=0)
+        sums = sums + noise * generator.standard_normal(sums.shape)
+        means = Means(
+            units=units.astype(np.float64),
+            gradients=sums,
+            states=np.tile(state, (len(units), 1)),
+            noise=np.full(len(units), noise),
+        )
+        pooled.append(pooled_round(means, total))
+        if number >= scenario.training.burn_in:
+            gradients.append(sums)
+            states.append(state)
+        gradient = weights @ (sums / units[:, None])
+        pull = prior_weight * prior_precision * state
+        state = state - step_size * (2 * gradient + pull)
+    kept = len(gradients)
+    return Released(
+        means=Means(
+            units=units.astype(np.float64),
+            gradients=np.mean(gradients, axis=0),
+            states=np.tile(np.mean(states, axis=0), (len(units), 1)),
+            noise=np.full(len(units), noise / np.sqrt(kept)),
+        ),
+        rounds=PooledRounds(
+            states=np.concatenate([part.states for part in pooled]),
+            scores=np.concatenate([part.scores for part in pooled]),
+            noises=np.concatenate([part.noises for part in pooled]),
+        ),
+    )
+
+
+def _noise_multiplier(scenario: Scenario) -> float:
+    """Return sigma, 0 without privacy."""
+    privacy = scenario.privacy
+    if privacy.epsilon is None:
+        return 0.0
+    return solve_multiplier(
+        epsilon=privacy.epsilon,
+        delta=privacy.delta,
+        sampling_rate=1.0,
+        steps=scenario.training.rounds,
+    )
