@@ -135,7 +135,7 @@ def _table_records(
     table.columns = table.columns.map(str)
     if source is None:
         columns = tuple(name for name in table.columns if name != LABEL) or ("",)
-        source = Table(path=path, label=LABEL, classes=task.outcome.outputs, features=columns)
+        source = Table(path=path, label=LABEL, features=columns, **task.outcome.source_keys)
     missing = [name for name in source.feature_columns if name not in table.columns]
     if missing:
         raise UserError(
