@@ -86,7 +86,7 @@ def _joined(parts: Sequence[SiteSplit]) -> SiteSplit:
 
 
 def _row(
-    outcome: Outcome[Any, Any], baseline: Baseline[Any], role: Role, part: SiteSplit
+    outcome: Outcome[Any, Any], baseline: Baseline, role: Role, part: SiteSplit
 ) -> BaselineRecord:
     place = {
         "site": f"pooled:{role}",

@@ -18,7 +18,7 @@ Predict = Callable[[SiteSplit], Prediction]
 
 def fit_baselines(
     training: Mapping[str, SiteSplit], scored: bool, *, classes: int
-) -> FittedBaselines[Prediction]:
+) -> FittedBaselines:
     """Fit each baseline to training records.
 
     `majority`: the class shares of all training records for everybody. `site_only` and `central`:

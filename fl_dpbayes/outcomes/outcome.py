@@ -59,7 +59,7 @@ def no_adjustment(prediction: Any, adjustments: Adjustments) -> Mapping[str, Any
 
 
 @dataclass(frozen=True)
-class Baseline(Generic[PredictionT]):
+class Baseline:
     """A simple predictor that was fitted to training records.
 
     Attributes:
@@ -69,12 +69,12 @@ class Baseline(Generic[PredictionT]):
     """
 
     predictor: str
-    predict: Callable[[SiteSplit], PredictionT]
+    predict: Callable[[SiteSplit], Any]
     trained_at: str = ""
 
 
 @dataclass(frozen=True)
-class FittedBaselines(Generic[PredictionT]):
+class FittedBaselines:
     """The simple predictors of a run.
 
     Attributes:
@@ -82,11 +82,11 @@ class FittedBaselines(Generic[PredictionT]):
         missing: Name of another one -> why it could not.
     """
 
-    fitted: tuple[Baseline[PredictionT], ...] = ()
+    fitted: tuple[Baseline, ...] = ()
     missing: Mapping[str, str] = field(default_factory=dict)
 
 
-def no_baselines(training: Mapping[str, SiteSplit], scored: bool) -> FittedBaselines[Any]:
+def no_baselines(training: Mapping[str, SiteSplit], scored: bool) -> FittedBaselines:
     """Say that an outcome has no simple predictors."""
     return FittedBaselines(missing={"all": "this outcome has none"})
 
@@ -115,6 +115,4 @@ class Outcome(Generic[PredictionT, SumsT]):
     count: Count[PredictionT, SumsT]
     count_bounded: Callable[[PredictionT, npt.NDArray, int], BoundedSum] | None = None
     adjusted: Callable[[PredictionT, Adjustments], Mapping[str, PredictionT]] = no_adjustment
-    baselines: Callable[[Mapping[str, SiteSplit], bool], FittedBaselines[PredictionT]] = (
-        no_baselines
-    )
+    baselines: Callable[[Mapping[str, SiteSplit], bool], FittedBaselines] = no_baselines

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pandas
 
 from fl_dpbayes.config import BuiltIn, HuggingFace, ImageFolder, Radiographs, Table, Task
-from fl_dpbayes.data.sources.images import IMAGE_SUFFIXES, image_pixels
+from fl_dpbayes.data.sources.images import IMAGE_SUFFIXES, image_pixels, labels_by_folder
 from fl_dpbayes.data.sources.table import (
     BadRowsError,
     features_of,
@@ -209,11 +209,7 @@ def _images(folder: Path, task: Task, *, labelled: bool) -> NewRecords:
     files = sorted(file for file in folder.rglob("*") if file.suffix.lower() in IMAGE_SUFFIXES)
     if not files:
         raise UserError(f"{folder} holds no image ({', '.join(IMAGE_SUFFIXES)})")
-    classes = sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
-    in_class_folders = all(file.parent.parent == folder for file in files)
-    labels = None
-    if labelled and len(classes) == task.outcome.outputs and in_class_folders:
-        labels = np.array([classes.index(file.parent.name) for file in files])
+    labels = labels_by_folder(folder, files, task.outcome) if labelled else None
     pixels = [image_pixels(file, height=height, width=width, channels=channels) for file in files]
     names = [file.relative_to(folder).as_posix() for file in files]
     return NewRecords(features=np.stack(pixels), labels=labels, names=names)

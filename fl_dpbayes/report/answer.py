@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from fl_dpbayes.calibration import METRICS, CalibrationRecord, Metric
+from fl_dpbayes.calibration import METRICS, CalibrationRecord
 from fl_dpbayes.config import PREDICTORS, Role, counted
 from fl_dpbayes.report.headline import headline_predictor, headline_role, headline_rows
 from fl_dpbayes.report.numbers import (
@@ -364,13 +364,6 @@ def _error(row: CalibrationRecord, unit: str = "") -> str:
     return f"between {points(ends[0])} and {points(ends[1])}{unit}"
 
 
-def _value(row: CalibrationRecord, metric: Metric) -> str:
-    """Say a metric with its interval."""
-    write = metric_writer(metric)
-    ends = interval(row.intervals.get(metric.key), write)
-    return f"{metric.name} is {write(row.metric(metric.key))} {ends}".strip()
-
-
 def _comparison(
     run: Summary, role: Role, rows: Mapping[str, CalibrationRecord], recalibration_noise: str
 ) -> str:
@@ -392,7 +385,11 @@ def _comparison(
     size = f"n = {count(first.n)}{at_a_site}"
     metric = METRICS[run.measures.first[0]]
     if not metric.calibration_error:
-        return f"At {place} {_value(first, metric)} ({predictor_name(first)}; {size})."
+        write = metric_writer(metric)
+        value = write(first.metric(metric.key))
+        ends = interval(first.intervals.get(metric.key), write)
+        text = f"At {place} {metric.name} is {value} {ends}".rstrip()
+        return f"{text} ({predictor_name(first)}; {size})."
     text = f"At {place} {off_by(first)}"
     if one_outcome(first):
         return f"{text} ({size})."

@@ -166,32 +166,25 @@ RMS: _CalibrationColumn = Column("RMS debiased", error_cell)
 ECE: _CalibrationColumn = Column(
     "ECE (if calibrated)", lambda row: (points(row.ece), f"({points(row.ece_if_calibrated)})")
 )
-ACCURACY: _CalibrationColumn = Column(
-    "Accuracy, %", lambda row: metric_cell(row, "accuracy", points)
-)
-NLL: _CalibrationColumn = Column("NLL", lambda row: metric_cell(row, "nll", decimal))
 AUROC: _CalibrationColumn = Column(
     "AUROC [bounds]", lambda row: (decimal(row.auroc), interval(row.auroc_bounds, decimal))
 )
-# By metric; the others' columns follow from what their metrics say.
-_MEASURE_COLUMNS: dict[str, _CalibrationColumn] = {
-    "rms_debiased": RMS,
-    "ece": ECE,
-    "accuracy": ACCURACY,
-    "nll": NLL,
-    "auroc": AUROC,
-    "brier": Column("Brier", lambda row: decimal(row.brier)),
-    "ace": Column("ACE", lambda row: points(row.ace)),
-    "sce": Column("SCE", lambda row: points(row.sce)),
-    "mce": Column("MCE", lambda row: points(row.mce)),
-    "epistemic": Column("Epistemic, nats", lambda row: decimal(row.epistemic)),
-    "aleatoric": Column("Aleatoric, nats", lambda row: decimal(row.aleatoric)),
-    "ece_10": Column("ECE, 10 bins", lambda row: points(row.ece_10)),
-    "ece_20": Column("ECE, 20 bins", lambda row: points(row.ece_20)),
-    "ece_equal_mass": Column("ECE, equal mass", lambda row: points(row.ece_equal_mass)),
-    "ece_binary": Column("ECE, binary", lambda row: points(row.ece_binary)),
-    "aurc": Column("AURC", lambda row: decimal(row.aurc)),
-    "aurc_excess": Column("Excess AURC", lambda row: decimal(row.aurc_excess)),
+# Columns that show more than a metric with its interval.
+_MEASURE_COLUMNS = {"rms_debiased": RMS, "ece": ECE, "auroc": AUROC}
+# Where a table has no room for a metric's name.
+_SHORT_TITLES = {
+    "accuracy": "Accuracy, %",
+    "nll": "NLL",
+    "brier": "Brier",
+    "ace": "ACE",
+    "sce": "SCE",
+    "mce": "MCE",
+    "ece_10": "ECE, 10 bins",
+    "ece_20": "ECE, 20 bins",
+    "ece_equal_mass": "ECE, equal mass",
+    "ece_binary": "ECE, binary",
+    "aurc": "AURC",
+    "aurc_excess": "Excess AURC",
 }
 
 
@@ -201,8 +194,9 @@ def measure_columns(keys: Iterable[str]) -> tuple[_CalibrationColumn, ...]:
 
 
 def _measure_column(metric: Metric) -> _CalibrationColumn:
+    title = _SHORT_TITLES.get(metric.key) or metric_title(metric)
     write = metric_writer(metric)
-    return Column(metric_title(metric), lambda row: metric_cell(row, metric.key, write))
+    return Column(title, lambda row: metric_cell(row, metric.key, write))
 
 
 def run_tables(run: Summary) -> dict[str, PageTable]:

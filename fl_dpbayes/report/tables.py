@@ -7,10 +7,8 @@ from rich.table import Table
 from fl_dpbayes.report import page_tables
 from fl_dpbayes.report.headline import median_rows
 from fl_dpbayes.report.page_tables import (
-    ACCURACY,
     AUROC,
     ECE,
-    NLL,
     PREDICTOR,
     RECORDS,
     WHERE,
@@ -51,9 +49,7 @@ def calibration_table(run: Summary, width: int = WIDTH) -> Table:
         title="Calibration",
         content=table_of((short_place, PREDICTOR, RECORDS, *measures), rows),
         width=width,
-        with_quiet=[column.title for column in measures if column not in (ACCURACY, NLL)],
-        expendable=[
-            column.title for column in (AUROC, NLL, RECORDS, ECE, ACCURACY, *reversed(measures[1:]))
-        ],
+        with_quiet=[column.title for column in (measures[0], ECE, AUROC)],
+        expendable=[column.title for column in (*reversed(measures[3:]), RECORDS, *measures[1:3])],
         caption=caption,
     )

@@ -12,7 +12,6 @@ from fl_dpbayes.errors import UserError
 
 ONLY_IMAGES = get_args(ImageShift)
 ONLY_TABLES = ("tilt", "missing_features")
-ONLY_CLASSES = ("prevalence", "label_flip", "under_reporting", "boundary_flip")
 LOGIT_OFFSETS = (0.5, 1.0, 1.5, 2.0, 2.5)
 TILT_RATES = (0.25, 0.5, 1.0, 1.5, 2.0)
 MISSING_SHARES = (0.1, 0.2, 0.4, 0.6, 0.8)
@@ -104,7 +103,7 @@ def check_shift(records: Records, shift: Shift) -> None:
             f"shift.kind {shift.kind!r} needs {'a table' if is_image else 'images'}, these records "
             f"have shape {records.task.input_shape}: choose one of {allowed}"
         )
-    if shift.kind in ONLY_CLASSES:
+    if shift.kind not in (*ONLY_IMAGES, *ONLY_TABLES):
         _classes(records, shift)
     if shift.feature is not None and shift.feature not in records.feature_names:
         remedy = "it names none"
