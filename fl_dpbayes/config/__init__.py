@@ -90,6 +90,7 @@ from fl_dpbayes.config.outcome import (
     Measures,
     Targets,
     as_classification,
+    class_keys,
 )
 from fl_dpbayes.config.plan import (
     FLAT,

@@ -5,6 +5,7 @@ kind in `fl_dpbayes.outcomes`.
 """
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -15,6 +16,8 @@ from pydantic import Field
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.files import Config
 
+# A column of more values is hardly one of labels.
+MOST_CLASSES = 20
 Targets = npt.NDArray[np.int64] | npt.NDArray[np.float32]
 
 
@@ -177,6 +180,28 @@ class Classification(OutcomeConfig):
     def made_up(self, generator: np.random.Generator, count: int) -> npt.NDArray[np.int64]:
         """Draw labels, each class equally often."""
         return generator.integers(0, self.classes, count)
+
+
+def class_keys(names: Sequence[str], where: str) -> dict[str, Any]:
+    """Return the keys by which a table or an archive says its classes.
+
+    Args:
+        names: What its labels are, in the order of the classes.
+        where: What an error begins with.
+
+    Returns:
+        How many there are, and their names, none where these are the numbers from 0.
+
+    Raises:
+        UserError: If there are fewer than 2, or more than MOST_CLASSES.
+    """
+    count = len(names)
+    if not 2 <= count <= MOST_CLASSES:
+        raise UserError(
+            f"{where}: it has {count} values, a class needs 2 to {MOST_CLASSES}: group them"
+        )
+    are_numbers = list(names) == [str(number) for number in range(count)]
+    return {"classes": count, "class_names": [] if are_numbers else list(names)}
 
 
 if TYPE_CHECKING:

@@ -431,7 +431,7 @@ def sites_table(run: Summary) -> PageTable:
     ]
     shares = [site.shares for site in run.sites if site.shares]
     if shares:
-        is_event = all(len(classes) == 2 for classes in shares)
+        is_event = all(len(of_site) == 2 for of_site in shares)
         happens = event(run).capitalize() if is_event else "Largest class"
         columns.append(Column(f"{happens}, %", _event_share))
     columns += [
