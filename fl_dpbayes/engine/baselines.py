@@ -71,7 +71,7 @@ def measured_baselines(sites: Sequence[Site]) -> Baselines:
         for role, part in roles.items()
         if len(part.labels)
     ]
-    return Baselines(rows=tuple(rows), missing=dict(baselines.missing))
+    return Baselines(rows=tuple(rows), missing=baselines.missing)
 
 
 def _joined(parts: Sequence[SiteSplit]) -> SiteSplit:

@@ -1,7 +1,7 @@
 """What every kind of outcome is, to those who train, predict and measure."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy.typing as npt
@@ -82,13 +82,13 @@ class FittedBaselines:
         missing: Name of another one -> why it could not.
     """
 
-    fitted: tuple[Baseline, ...] = ()
-    missing: Mapping[str, str] = field(default_factory=dict)
+    fitted: tuple[Baseline, ...]
+    missing: dict[str, str]
 
 
 def no_baselines(training: Mapping[str, SiteSplit], scored: bool) -> FittedBaselines:
     """Say that an outcome has no simple predictors."""
-    return FittedBaselines(missing={"all": "this outcome has none"})
+    return FittedBaselines(fitted=(), missing={"all": "this outcome has none"})
 
 
 @dataclass(frozen=True)
