@@ -27,7 +27,7 @@ from sklearn.linear_model import LogisticRegression
 
 from benchmarks.measure import measure_cells, measured_cells
 from clients.app import app
-from fl_dpbayes.config import Scenario, load_scenario, read_site_file
+from fl_dpbayes.config import Scenario, as_classification, load_scenario, read_site_file
 from fl_dpbayes.data import SITES_FOLDER, load_site, plan_sites, prepare_simulation
 from fl_dpbayes.engine.inline_engine import InlineGrid, logs_in, task_identity
 from fl_dpbayes.models import arrays_to_vector, build_model, vector_to_arrays
@@ -284,7 +284,7 @@ class HostileGrid(InlineGrid):
         assert site.train is not None
         features = site.train.features
         labels = site.train.labels
-        classes = site.task.outcome.classes
+        classes = as_classification(site.task.outcome, "a hostile site").classes
         rows = features.reshape(len(labels), -1)
         fits = [
             LogisticRegression(max_iter=1000).fit(rows, (labels + shift) % classes)

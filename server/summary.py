@@ -81,8 +81,9 @@ def summarise_run(
     evaluation = strategy.evaluation
     recalibration = strategy.recalibration
     calibration = evaluation.calibration_rows()
+    outcome = federation.roster.task.outcome
     class_names = scenario.data.source.names_of_classes
-    if len(class_names) != federation.roster.task.outcome.outputs:
+    if len(class_names) != outcome.outputs:
         class_names = ()
     seeded = _seeded_sites(federation, record)
     privacy = _privacy_records(strategy, record)
@@ -110,6 +111,7 @@ def summarise_run(
         adjacency=scenario.privacy.adjacency,
         seeded=bool(seeded),
         private=scenario.sampler.is_private,
+        outcome=outcome,
         class_names=class_names,
         settings=settings_table(scenario, record.aggregation_inputs),
         sampler=scenario.sampler.kind,

@@ -16,10 +16,10 @@ from fl_dpbayes.commands.init_scenario import (
     ProposedFeatures,
     Scaling,
     check_columns,
-    class_texts,
     proposed_features,
+    sorted_texts,
 )
-from fl_dpbayes.config import Arrays, Table, counted, read_record
+from fl_dpbayes.config import Arrays, Table, class_keys, counted, read_record
 from fl_dpbayes.data import magnitude_warnings
 from fl_dpbayes.data.sources.table import BadRowsError, column_texts, framed_records, site_names
 from fl_dpbayes.errors import UserError
@@ -123,7 +123,7 @@ def sites_from_frame(
     else:
         candidates = frame[list(dict.fromkeys(features))]
         chosen = _chosen_features(candidates)
-    classes, class_names = _classes(frame[label], f"label {label!r}")
+    label_keys = class_keys(_labels(frame[label]), f"label {label!r}")
     table = _plain_table(frame, list(columns.values()), candidates, chosen)
     proposed_centers = {name: scaling.center for name, scaling in chosen.numbers.items()}
     proposed_scales = {name: scaling.scale for name, scaling in chosen.numbers.items()}
@@ -133,8 +133,7 @@ def sites_from_frame(
         "label": label,
         "site_column": site,
         "unit_column": unit,
-        "classes": len(classes),
-        "class_names": class_names,
+        **label_keys,
         "features": list(chosen.numbers),
         "missing": chosen.missing,
         "centers": _constants(centers, "centers", features or (), proposed_centers),
@@ -192,11 +191,12 @@ def sites_from_arrays(
     label_texts = _texts_of_array("labels", labels, len(values))
     site_texts = _texts_of_array("sites", sites, len(values))
     unit_texts = None if units is None else _texts_of_array("units", units, len(values))
-    classes, class_names = _classes(pandas.Series(label_texts), "labels")
+    label_names = _labels(pandas.Series(label_texts))
+    label_keys = class_keys(label_names, "labels")
     names = site_names(site_texts, "sites")
     arrays = {
         "features": values if values.dtype == np.uint8 else values.astype(np.float32),
-        "labels": pandas.Index(classes).get_indexer(label_texts),
+        "labels": pandas.Index(label_names).get_indexer(label_texts),
         "sites": np.array([names[str(name)] for name in site_texts]),
     }
     if unit_texts is not None:
@@ -204,8 +204,7 @@ def sites_from_arrays(
     content = {
         "path": IN_MEMORY,
         "input_shape": values.shape[1:],
-        "classes": len(classes),
-        "class_names": class_names,
+        **label_keys,
     }
     return SiteRecords(
         source=read_record(Arrays, content, "the arrays"),
@@ -299,13 +298,12 @@ def _texts_of_array(name: str, array: npt.ArrayLike, records: int) -> npt.NDArra
     return column_texts(_plain(column))
 
 
-def _classes(column: pandas.Series, where: str) -> tuple[list[str], list[str]]:
-    """Return the classes in order, and their names: none where they are the numbers from 0."""
-    classes = class_texts(_plain(column), where)
+def _labels(column: pandas.Series) -> list[str]:
+    """Return what its labels are, in alphabetical order or that of a Categorical."""
+    labels = sorted_texts(_plain(column))
     if isinstance(column.dtype, pandas.CategoricalDtype):
-        classes = [name for name in map(str, column.cat.categories) if name in classes]
-    are_numbers = classes == [str(number) for number in range(len(classes))]
-    return classes, [] if are_numbers else classes
+        labels = [name for name in map(str, column.cat.categories) if name in labels]
+    return labels
 
 
 def _plain(column: pandas.Series) -> pandas.Series:

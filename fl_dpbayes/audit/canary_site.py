@@ -15,6 +15,7 @@ from fl_dpbayes.config import (
     Scenario,
     SiteFile,
     Split,
+    Targets,
     Task,
     sources,
     write_site_file,
@@ -49,7 +50,7 @@ class CanaryRecords:
 
     task: Task
     features: npt.NDArray
-    labels: npt.NDArray[np.int64]
+    labels: Targets
     units: Sequence[str] | None = None
 
     @property
@@ -120,7 +121,7 @@ def write_canary_site(
         units=np.array(records.unit_names),
     )
     source = sources.Arrays(
-        path=archive, input_shape=records.task.input_shape, classes=records.task.outcome.outputs
+        path=archive, input_shape=records.task.input_shape, **records.task.outcome.source_keys
     )
     if policy is None:
         policy = willing()

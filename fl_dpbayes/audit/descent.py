@@ -16,7 +16,6 @@ from fl_dpbayes.audit.noise_questions import (
 )
 from fl_dpbayes.audit.parts import RECORDS_PER_UNIT, UNITS, PartedSite
 from fl_dpbayes.calibration import recalibrate
-from fl_dpbayes.config import Classification
 from fl_dpbayes.config import recalibration as config
 from fl_dpbayes.data import recalibration_units
 from fl_dpbayes.privacy.audit_statistics import Questions, mean_test, variance_test
@@ -51,9 +50,12 @@ def descent_questions(parted: PartedSite) -> Questions:
     section = parted.scenario.recalibration
     if not isinstance(section, config.Recalibration):
         section = config.Recalibration(method="vector")
+    outcome = parted.scenario.data.source.task.outcome
+    count = config.parameter_count(section.method, outcome)
     gradients = {
-        part: RECORDS_PER_UNIT * _gradient(section, parted.predictions[part], parted.labels[part])
-        for part in parted.labels
+        part: RECORDS_PER_UNIT
+        * _gradient(section, count, probabilities=parted.predictions[part], label=label)
+        for part, label in parted.labels.items()
     }
     gradient = gradients["recalibration"]
     clip_norm = 0.7 * min(float(np.linalg.norm(values)) for values in gradients.values())
@@ -116,9 +118,8 @@ def _descent_plan(
     )
 
 
-def _gradient(section: config.Recalibration, probabilities: Array, label: int) -> Array:
+def _gradient(section: config.Recalibration, count: int, probabilities: Array, label: int) -> Array:
     """Return the gradient of -log of the recalibrated probability at 0, by central differences."""
-    count = config.parameter_count(section.method, Classification(classes=len(probabilities)))
 
     def loss(parameters: Array) -> float:
         mapping = config.RecalibrationMap(

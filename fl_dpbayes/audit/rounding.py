@@ -128,7 +128,7 @@ def worst_movement(
                 rows = units * records_per_unit
                 records = TrainingRecords(
                     features=np.ascontiguousarray(features[:rows][::order]),
-                    targets=np.ascontiguousarray(labels[:rows][::order]),
+                    targets=labels[:rows][::order].copy(),
                     unit_index=np.repeat(np.arange(units), records_per_unit),
                     loss=loss,
                 )

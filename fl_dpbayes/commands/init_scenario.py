@@ -5,14 +5,22 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas
 from pydantic import ValidationError
 from rich.console import Console
 
-from fl_dpbayes.config import ImageFolder, Role, counted, explain, load_scenario, site_name
+from fl_dpbayes.config import (
+    ImageFolder,
+    Role,
+    class_keys,
+    counted,
+    explain,
+    load_scenario,
+    site_name,
+)
 from fl_dpbayes.data.sources.images import IMAGE_SUFFIXES, found_names, image_name
 from fl_dpbayes.data.sources.table import MISSING, column_texts, read_table, site_names
 from fl_dpbayes.errors import UserError
@@ -20,7 +28,6 @@ from fl_dpbayes.files import write_atomically
 from fl_dpbayes.files.templates import templates
 
 MOST_CATEGORIES = 10
-MOST_CLASSES = 20
 # Fewer privacy units than this are not trained on.
 LEAST_UNITS = 20
 # Below this share of values that are no date, a column of text holds dates.
@@ -213,25 +220,9 @@ def check_columns(table: pandas.DataFrame, names: Mapping[str, str], where: str)
             )
 
 
-def class_texts(column: pandas.Series, where: str) -> list[str]:
-    """Return the values of a label column as sorted text.
-
-    Args:
-        column: The labels.
-        where: What an error begins with.
-
-    Returns:
-        2 to MOST_CLASSES values.
-
-    Raises:
-        UserError: If there are fewer or more.
-    """
-    classes = sorted(set(map(str, column_texts(column))))
-    if not 2 <= len(classes) <= MOST_CLASSES:
-        raise UserError(
-            f"{where}: it has {len(classes)} values, a class needs 2 to {MOST_CLASSES}: group them"
-        )
-    return classes
+def sorted_texts(column: pandas.Series) -> list[str]:
+    """Return the values of a column as sorted text, each once."""
+    return sorted(set(map(str, column_texts(column))))
 
 
 def toml_value(value: object) -> str:
@@ -271,15 +262,15 @@ def _describe_images(folder: Path, site: str, unit: str | None) -> DataDescripti
         f"site_pattern = {toml_value(site)}",
         unit_line,
     ]
-    classes = source.names_of_classes
+    labels = source.names_of_classes
     return DataDescription(
         paths=[folder],
         sites=_proposed_sites(sizes, names),
         source_lines=source_lines,
         unit=source.unit,
-        label=" or ".join(classes),
+        label=" or ".join(labels),
         clip_norm=IMAGE_CLIP_NORM,
-        summary=f"{len(paths)} images of {len(classes)} classes",
+        summary=f"{len(paths)} images of {source.task.outcome.description}",
     )
 
 
@@ -300,7 +291,7 @@ def _describe_table(
         features.categories[name] = sorted(values, key=lambda value: (value == MISSING, value))
     site_of_unit = table[site] if unit is None else table.drop_duplicates([site, unit])[site]
     names = site_names(table[site].to_numpy(dtype=np.str_), f"--site {site}: the column")
-    classes = class_texts(table[label], f"--label {label}")
+    keys = class_keys(sorted_texts(table[label]), f"--label {label}")
     inputs = len(features.numbers) + len(features.missing)
     inputs += sum(map(len, features.categories.values()))
     used_columns = len(features.numbers) + len(features.categories)
@@ -311,7 +302,7 @@ def _describe_table(
         paths=paths,
         sites=_proposed_sites(site_of_unit.value_counts(), names),
         source_lines=[
-            *_label_and_site_lines(classes, label, site),
+            *_label_and_site_lines(keys, label, site),
             _unit_line(unit),
             *_feature_lines(features),
         ],
@@ -396,16 +387,16 @@ def _proposed_sites(sizes: pandas.Series, names: dict[str, str]) -> list[Propose
     ]
 
 
-def _label_and_site_lines(classes: Sequence[str], label: str, site: str) -> list[str]:
+def _label_and_site_lines(keys: Mapping[str, Any], label: str, site: str) -> list[str]:
     lines = [
         f"label = {toml_value(label)}",
-        f"classes = {len(classes)}",
+        f"classes = {keys['classes']}",
         f"site_column = {toml_value(site)}",
     ]
-    if classes != [str(number) for number in range(len(classes))]:
+    if keys["class_names"]:
         lines.append(
-            f"class_names = {toml_value(classes)}   # in their order; of two, risks are "
-            "of the second"
+            f"class_names = {toml_value(keys['class_names'])}"
+            "   # in their order; of two, risks are of the second"
         )
     return lines
 

@@ -87,6 +87,10 @@ from fl_dpbayes.config.names import (
 from fl_dpbayes.config.outcome import (
     AnyOutcome,
     Classification,
+    Measures,
+    Targets,
+    as_classification,
+    class_keys,
 )
 from fl_dpbayes.config.plan import (
     FLAT,
@@ -220,7 +224,6 @@ from fl_dpbayes.config.task import (
     Task,
     TrainedPrevalence,
     check_prevalence,
-    is_prevalence_of,
 )
 from fl_dpbayes.config.validation_text import (
     explain,

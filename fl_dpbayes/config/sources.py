@@ -332,9 +332,7 @@ class Table(FileSource):
     @property
     def task(self) -> Task:
         """One number for each feature."""
-        return Task(
-            input_shape=(len(self.feature_names),), outcome=Classification(classes=self.classes)
-        )
+        return _task(len(self.feature_names), classes=self.classes)
 
     def _check_keys(self) -> None:
         _check_constants(len(self.features), self.centers, self.scales)
@@ -401,8 +399,7 @@ class ImageFolder(FileSource):
                 f"image folder {self.path} has {classes} sub-folders: make one per class, "
                 "at least two"
             )
-        outcome = Classification(classes=classes)
-        return Task(input_shape=(self.channels, self.height, self.width), outcome=outcome)
+        return _task(self.channels, self.height, self.width, classes=classes)
 
     @property
     def unit(self) -> str:
@@ -452,9 +449,8 @@ class HuggingFace(FileSource):
     def task(self) -> Task:
         """Sizes of images, or the numeric columns."""
         if self.height is not None and self.width is not None:
-            input_shape = (self.channels, self.height, self.width)
-            return Task(input_shape=input_shape, outcome=Classification(classes=self.classes))
-        return Task(input_shape=(len(self.columns),), outcome=Classification(classes=self.classes))
+            return _task(self.channels, self.height, self.width, classes=self.classes)
+        return _task(len(self.columns), classes=self.classes)
 
     @property
     def parts(self) -> tuple[OfficialPart, ...]:
@@ -511,7 +507,7 @@ class Arrays(FileSource):
     @property
     def task(self) -> Task:
         """As stated."""
-        return Task(input_shape=self.input_shape, outcome=Classification(classes=self.classes))
+        return _task(*self.input_shape, classes=self.classes)
 
     @property
     def names_of_classes(self) -> tuple[str, ...]:

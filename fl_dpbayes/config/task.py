@@ -13,7 +13,7 @@ import numpy.typing as npt
 from pydantic import AfterValidator, BeforeValidator, Field, model_serializer, model_validator
 
 from fl_dpbayes.config.names import EvaluationRelease
-from fl_dpbayes.config.outcome import AnyOutcome, Classification
+from fl_dpbayes.config.outcome import AnyOutcome, Classification, as_classification
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.files import Config, canonical_json
 
@@ -345,11 +345,6 @@ def check_noised_estimate(
         )
 
 
-def is_prevalence_of(shares: tuple[float, ...], outcome: AnyOutcome) -> bool:
-    """Say whether shares are those of an outcome's classes, one for each."""
-    return isinstance(outcome, Classification) and len(shares) == outcome.classes
-
-
 def check_prevalence(
     key: str, prevalence: Prevalence | SitePrevalence | None, outcome: AnyOutcome
 ) -> None:
@@ -361,9 +356,12 @@ def check_prevalence(
         outcome: Of the records.
 
     Raises:
-        UserError: The number of shares is another.
+        UserError: The records have no classes, or another number of them.
     """
-    if isinstance(prevalence, tuple) and not is_prevalence_of(prevalence, outcome):
+    if prevalence is None:
+        return
+    classification = as_classification(outcome, key)
+    if isinstance(prevalence, tuple) and not classification.is_prevalence(prevalence):
         raise UserError(
             f"{key} has {len(prevalence)} shares, the records have {outcome.description}: give "
             "one for each"

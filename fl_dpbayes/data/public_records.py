@@ -180,7 +180,7 @@ def _images(folder: Path, task: Task, most: int, *, labelled: bool) -> PublicRec
             f"public records {folder} are a folder, but the sites' are no images: give a .npz file"
         )
     # Pandas and SciPy's filters take half a second to import.
-    from fl_dpbayes.data.sources.images import IMAGE_SUFFIXES, image_pixels
+    from fl_dpbayes.data.sources.images import IMAGE_SUFFIXES, image_pixels, labels_by_folder
 
     files = sorted(
         file
@@ -192,22 +192,18 @@ def _images(folder: Path, task: Task, most: int, *, labelled: bool) -> PublicRec
     channels, height, width = task.input_shape
     most = min(most, MAX_VALUES // (channels * height * width))
     # Labels are checked first: pictures take far longer to read.
-    labels = _folder_labels(folder, files, task)[:most] if labelled else None
+    labels = labels_by_folder(folder, files, task.outcome) if labelled else None
+    if labelled and labels is None:
+        raise UserError(
+            f"public records {folder}: for labels each image must lie in one of "
+            f"{task.outcome.outputs} sub-folders, one per class; or {NO_LABELS}"
+        )
     features = [
         image_pixels(file, height=height, width=width, channels=channels) for file in files[:most]
     ]
-    return PublicRecords(features=np.stack(features), labels=labels)
-
-
-def _folder_labels(folder: Path, files: list[Path], task: Task) -> npt.NDArray[np.int64]:
-    """Return each file's class, the place of its sub-folder in alphabetical order."""
-    classes = sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
-    if len(classes) != task.outcome.outputs or any(file.parent.parent != folder for file in files):
-        raise UserError(
-            f"public records {folder} have {len(classes)} sub-folders: for labels each image "
-            f"must lie in one of {task.outcome.outputs}, one per class; or {NO_LABELS}"
-        )
-    return np.array([classes.index(file.parent.name) for file in files], np.int64)
+    return PublicRecords(
+        features=np.stack(features), labels=None if labels is None else labels[:most]
+    )
 
 
 def _smooth_picture(

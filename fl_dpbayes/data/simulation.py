@@ -127,7 +127,7 @@ def check_task(scenario: Scenario, task: Task) -> None:
         check_prevalence(f"sites.{name}.prevalence", site.prevalence, task.outcome)
     if scenario.hierarchical is not None and not task.outcome.is_event:
         raise UserError(
-            f"[hierarchical] is for 2 classes, the records have {task.outcome.outputs}: remove "
+            f"[hierarchical] is for 2 classes, the records have {task.outcome.description}: remove "
             "the section"
         )
     shapes = model_shapes(scenario.model, task)

@@ -11,6 +11,8 @@ import numpy.typing as npt
 
 from fl_dpbayes.config import (
     BuiltIn,
+    ClassesPartition,
+    DirichletPartition,
     FeaturePartition,
     NaturalPartition,
     OfficialPart,
@@ -20,6 +22,7 @@ from fl_dpbayes.config import (
     SiteSpec,
     Source,
     Task,
+    as_classification,
     backbone_folder,
     with_part_of_owner,
 )
@@ -268,6 +271,8 @@ def _divided_sites(
         return indices
     units = np.sort(pool.order)
     first_records = np.array([pool.records_by_unit[unit][0] for unit in units], dtype=np.int64)
+    if isinstance(scenario.partition, ClassesPartition | DirichletPartition):
+        as_classification(pool.records.task.outcome, f"partition.kind {scenario.partition.kind!r}")
     shares = partition_labels(
         labels=pool.records.labels[first_records],
         partition=scenario.partition,

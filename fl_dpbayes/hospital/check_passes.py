@@ -6,6 +6,7 @@ It tries records of the site's shape that are made up.
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from clients.own_site import compute_device
@@ -46,7 +47,7 @@ def pass_findings(path: Path, site_file: SiteFile) -> Iterator[Finding]:
         module=module,
         way="book_keeping",
         input_shape=task.input_shape,
-        target_type=torch.int64,
+        target_type=torch.from_numpy(np.empty(0, task.outcome.target_type)).dtype,
         loss=outcome_of(task.outcome).loss,
     )
     try:

@@ -133,7 +133,7 @@ def _write_made_up_records(site: SiteFile, names: list[str | int], folder: Path)
     path = folder / "records.npz"
     features = generator.random((len(names), *task.input_shape), np.float32)
     np.savez(path, features=features, labels=labels, units=np.array(names))
-    return ArraysSource(path=path, input_shape=task.input_shape, classes=task.outcome.outputs)
+    return ArraysSource(path=path, input_shape=task.input_shape, **task.outcome.source_keys)
 
 
 def _write_made_up_table(

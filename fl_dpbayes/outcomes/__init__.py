@@ -7,7 +7,7 @@ those who train, predict and measure take as arguments.
 from typing import Any
 
 from fl_dpbayes.config import AnyOutcome, implementation
-from fl_dpbayes.outcomes.outcome import Adjustments, Outcome
+from fl_dpbayes.outcomes.outcome import Adjustments, Baseline, Outcome
 
 
 def outcome_of(outcome: AnyOutcome) -> Outcome[Any, Any]:

@@ -2,7 +2,6 @@
 
 from functools import partial
 
-import numpy as np
 import numpy.typing as npt
 
 from fl_dpbayes.calibration import (
@@ -13,7 +12,6 @@ from fl_dpbayes.calibration import (
     Floats,
     SumsForm,
     check_sums,
-    entropies,
     estimated_prevalence,
     from_batch,
     in_fixed_pieces,
@@ -23,6 +21,7 @@ from fl_dpbayes.calibration import (
     with_prevalence,
 )
 from fl_dpbayes.config import Classification
+from fl_dpbayes.outcomes.class_baselines import fit_baselines, of_one_sample
 from fl_dpbayes.outcomes.outcome import Adjustments, Outcome
 from fl_dpbayes.posterior import CLASS_PROBABILITIES, Prediction
 from fl_dpbayes.protocol import PRIOR_CORRECTED, RECALIBRATED
@@ -38,6 +37,7 @@ def build(outcome: Classification) -> Outcome[Prediction, CalibrationStatistics]
         count=_count,
         count_bounded=_count_bounded,
         adjusted=_adjusted,
+        baselines=partial(fit_baselines, classes=outcome.classes),
     )
 
 
@@ -83,7 +83,7 @@ def _adjusted(prediction: Prediction, adjustments: Adjustments) -> dict[str, Pre
     adjusted = {}
     if adjustments.recalibration is not None:
         mapped = partial(recalibrate, mapping=adjustments.recalibration)
-        adjusted[RECALIBRATED] = _of_one_sample(in_fixed_pieces(mapped, probabilities))
+        adjusted[RECALIBRATED] = of_one_sample(in_fixed_pieces(mapped, probabilities))
     if trained is not None:
         target: npt.ArrayLike
         if isinstance(adjustments.prevalence, tuple):
@@ -91,16 +91,5 @@ def _adjusted(prediction: Prediction, adjustments: Adjustments) -> dict[str, Pre
         else:
             target = estimated_prevalence(probabilities, trained)
         moved = partial(with_prevalence, trained=trained, target=target)
-        adjusted[PRIOR_CORRECTED] = _of_one_sample(in_fixed_pieces(moved, probabilities))
+        adjusted[PRIOR_CORRECTED] = of_one_sample(in_fixed_pieces(moved, probabilities))
     return adjusted
-
-
-def _of_one_sample(probabilities: npt.NDArray[np.float64]) -> Prediction:
-    """Return probabilities of which nobody knows how far the samples agree."""
-    total = entropies(probabilities)
-    return Prediction(
-        probabilities=probabilities,
-        total=total,
-        aleatoric=total,
-        epistemic=np.zeros_like(total),
-    )

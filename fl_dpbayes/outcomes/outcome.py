@@ -9,6 +9,7 @@ import numpy.typing as npt
 from fl_dpbayes.calibration import BoundedSum, Floats, SumsForm
 from fl_dpbayes.calibration.sums import SumsT
 from fl_dpbayes.config import RecalibrationMap, SitePrevalence, TrainedPrevalence
+from fl_dpbayes.data import SiteSplit
 from fl_dpbayes.posterior import PredictiveLaw
 from fl_dpbayes.samplers import RecordLoss
 
@@ -58,6 +59,39 @@ def no_adjustment(prediction: Any, adjustments: Adjustments) -> Mapping[str, Any
 
 
 @dataclass(frozen=True)
+class Baseline:
+    """A simple predictor that was fitted to training records.
+
+    Attributes:
+        predictor: Its name in the summary.
+        predict: Predicts records.
+        trained_at: The one site that it was fitted to; "" for all of them.
+    """
+
+    predictor: str
+    predict: Callable[[SiteSplit], Any]
+    trained_at: str = ""
+
+
+@dataclass(frozen=True)
+class FittedBaselines:
+    """The simple predictors of a run.
+
+    Attributes:
+        fitted: Those that could be fitted.
+        missing: Name of another one -> why it could not.
+    """
+
+    fitted: tuple[Baseline, ...]
+    missing: dict[str, str]
+
+
+def no_baselines(training: Mapping[str, SiteSplit], scored: bool) -> FittedBaselines:
+    """Say that an outcome has no simple predictors."""
+    return FittedBaselines(fitted=(), missing={"all": "this outcome has none"})
+
+
+@dataclass(frozen=True)
 class Outcome(Generic[PredictionT, SumsT]):
     """What is computed of an outcome.
 
@@ -71,6 +105,8 @@ class Outcome(Generic[PredictionT, SumsT]):
             leave with noise, `sums.noised`; None where there is none.
         adjusted: What follows from the posterior's prediction by a map or another prevalence, by
             the name of the predictor. A request asks only for what the outcome's record allows.
+        baselines: Fits (site -> its training records, whether all test records have a published
+            score) simple predictors, which a simulation's page shows beside the run.
     """
 
     loss: RecordLoss
@@ -79,3 +115,4 @@ class Outcome(Generic[PredictionT, SumsT]):
     count: Count[PredictionT, SumsT]
     count_bounded: Callable[[PredictionT, npt.NDArray, int], BoundedSum] | None = None
     adjusted: Callable[[PredictionT, Adjustments], Mapping[str, PredictionT]] = no_adjustment
+    baselines: Callable[[Mapping[str, SiteSplit], bool], FittedBaselines] = no_baselines

@@ -11,17 +11,19 @@ from rich.table import Table
 from fl_dpbayes.calibration import (
     METRICS,
     CalibrationStatistics,
+    Metric,
     exact_auroc,
     from_batch,
     reliability_bins,
     roc_points,
 )
-from fl_dpbayes.calibration.records import Metric
 from fl_dpbayes.calibration.summarise import summarise
 from fl_dpbayes.config import PREDICTORS
 from fl_dpbayes.predict.prediction import Prediction
 from fl_dpbayes.protocol import RECALIBRATED
-from fl_dpbayes.report import Summary, decimal, interval, points
+from fl_dpbayes.report import Summary, interval, points
+from fl_dpbayes.report.numbers import metric_writer
+from fl_dpbayes.report.page_tables import metric_title
 from fl_dpbayes.report.terminal_table import terminal_table
 from fl_dpbayes.version import __version__
 
@@ -120,14 +122,11 @@ class Evaluation:
         )
 
     def _metric_cells(self, metric: Metric) -> tuple[str, str, str]:
-        write = points if metric.unit == "share" else decimal
-        label = metric.name[0].upper() + metric.name[1:]
-        if metric.unit == "nats":
-            label += ", nats"
+        write = metric_writer(metric)
         value = write(self.row[metric.key])
         if metric.key == "ece":
             value += f" ({points(self.row['ece_if_calibrated'])} if calibrated)"
-        return label, value, interval(self.row["intervals"].get(metric.key), write)
+        return metric_title(metric), value, interval(self.row["intervals"].get(metric.key), write)
 
 
 def evaluate_prediction(prediction: Prediction, labels: npt.NDArray[np.int64]) -> Evaluation:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pandas
 
 from fl_dpbayes.config import BuiltIn, HuggingFace, ImageFolder, Radiographs, Table, Task
-from fl_dpbayes.data.sources.images import IMAGE_SUFFIXES, image_pixels
+from fl_dpbayes.data.sources.images import IMAGE_SUFFIXES, image_pixels, labels_by_folder
 from fl_dpbayes.data.sources.table import (
     BadRowsError,
     features_of,
@@ -135,7 +135,7 @@ def _table_records(
     table.columns = table.columns.map(str)
     if source is None:
         columns = tuple(name for name in table.columns if name != LABEL) or ("",)
-        source = Table(path=path, label=LABEL, classes=task.outcome.outputs, features=columns)
+        source = Table(path=path, label=LABEL, features=columns, **task.outcome.source_keys)
     missing = [name for name in source.feature_columns if name not in table.columns]
     if missing:
         raise UserError(
@@ -209,11 +209,7 @@ def _images(folder: Path, task: Task, *, labelled: bool) -> NewRecords:
     files = sorted(file for file in folder.rglob("*") if file.suffix.lower() in IMAGE_SUFFIXES)
     if not files:
         raise UserError(f"{folder} holds no image ({', '.join(IMAGE_SUFFIXES)})")
-    classes = sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
-    in_class_folders = all(file.parent.parent == folder for file in files)
-    labels = None
-    if labelled and len(classes) == task.outcome.outputs and in_class_folders:
-        labels = np.array([classes.index(file.parent.name) for file in files])
+    labels = labels_by_folder(folder, files, task.outcome) if labelled else None
     pixels = [image_pixels(file, height=height, width=width, channels=channels) for file in files]
     names = [file.relative_to(folder).as_posix() for file in files]
     return NewRecords(features=np.stack(pixels), labels=labels, names=names)

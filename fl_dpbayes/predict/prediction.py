@@ -8,7 +8,7 @@ from rich.console import Console
 from scipy.special import entr
 
 from fl_dpbayes.calibration import describe, recalibrate
-from fl_dpbayes.config import RecalibrationMap
+from fl_dpbayes.config import RecalibrationMap, as_classification
 from fl_dpbayes.models import model_shapes
 from fl_dpbayes.posterior import PosteriorSamples, one_sample_warning, predict, with_intercept
 from fl_dpbayes.predict.finished_run import FinishedRun
@@ -83,8 +83,10 @@ def predict_new_records(run: FinishedRun, records: NewRecords, hospital: Hospita
         Class probabilities, their uncertainty in nats, and notes for the reader.
 
     Raises:
-        UserError: If the model cannot be built, or the hospital is none of the run's.
+        UserError: If the run's outcome is none of classes, the model cannot be built, or the
+            hospital is none of the run's.
     """
+    as_classification(run.task.outcome, "predicting new records")
     module = run.build_module()
     inputs = run.model_inputs(records.features)
     effect = hospital_effect(run, hospital)

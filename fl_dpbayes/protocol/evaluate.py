@@ -8,7 +8,6 @@ from fl_dpbayes.config import (
     GroupText,
     RecalibrationMap,
     TrainedPrevalence,
-    is_prevalence_of,
     parameter_count,
 )
 from fl_dpbayes.protocol.train import Digest, PrivacyStatement, StageReply, StageRequest
@@ -86,7 +85,7 @@ class EvaluateRequest(StageRequest):
         if not all(any(weights) for weights in self.predictors.values()):
             raise ValueError("predictors needs a weight above 0 for each")
         has_posterior = "posterior" in self.predictors
-        fits = shares is None or is_prevalence_of(shares, self.task.outcome)
+        fits = shares is None or self.task.outcome.is_prevalence(shares)
         if not fits or (shares is not None and not has_posterior):
             raise ValueError(
                 "trained_prevalence needs the predictor 'posterior' and one share for each class"

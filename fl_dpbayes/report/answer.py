@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from fl_dpbayes.calibration import CalibrationRecord
+from fl_dpbayes.calibration import METRICS, CalibrationRecord
 from fl_dpbayes.config import PREDICTORS, Role, counted
 from fl_dpbayes.report.headline import headline_predictor, headline_role, headline_rows
 from fl_dpbayes.report.numbers import (
@@ -14,6 +14,7 @@ from fl_dpbayes.report.numbers import (
     decimal,
     interval,
     known_ends,
+    metric_writer,
     points,
     probability,
     rounded_up,
@@ -83,7 +84,7 @@ def answer(run: Summary) -> Answer:
     return Answer(
         lead=_lead(run, role),
         calibration=_comparison(
-            role, rows=headline_rows(run, role), recalibration_noise=run.recalibration_noise
+            run, role, rows=headline_rows(run, role), recalibration_noise=run.recalibration_noise
         ),
         elsewhere=tuple(_elsewhere(run, role)),
         sites=tuple(_risk_levels(run)),
@@ -132,7 +133,7 @@ def _elsewhere(run: Summary, headline: Role) -> Iterator[str]:
     for role in further:
         first = _first_row(headline_rows(run, role))
         if role != headline and first is not None:
-            yield _comparison(role, rows={first.predictor: first}, recalibration_noise="")
+            yield _comparison(run, role, rows={first.predictor: first}, recalibration_noise="")
 
 
 def _first_row(rows: Mapping[str, CalibrationRecord]) -> CalibrationRecord | None:
@@ -174,8 +175,8 @@ def _advice(run: Summary, role: Role) -> str:
         ends = known_ends(first.intervals.get("rms_debiased"))
     if ends is None:
         return (
-            "What to do: measure the risks on patients of each hospital before anyone relies "
-            "on them there."
+            f"What to do: measure the {run.measures.predictions} on patients of each hospital "
+            "before anyone relies on them there."
         )
     levels = _levels(run)
     wrong = sum(level.low > 0 or level.high < 0 for level in levels)
@@ -363,10 +364,13 @@ def _error(row: CalibrationRecord, unit: str = "") -> str:
     return f"between {points(ends[0])} and {points(ends[1])}{unit}"
 
 
-def _comparison(role: Role, rows: Mapping[str, CalibrationRecord], recalibration_noise: str) -> str:
+def _comparison(
+    run: Summary, role: Role, rows: Mapping[str, CalibrationRecord], recalibration_noise: str
+) -> str:
     """Compare posterior, last iterate and recalibrated posterior over the sites of one role.
 
     Args:
+        run: The run.
         role: Of which sites.
         rows: By predictor.
         recalibration_noise: Why the recalibrated probabilities are not to be used, or empty.
@@ -379,6 +383,13 @@ def _comparison(role: Role, rows: Mapping[str, CalibrationRecord], recalibration
         place = f"the median of the {place}"
     at_a_site = " at a site" if first.over == "median" else ""
     size = f"n = {count(first.n)}{at_a_site}"
+    metric = METRICS[run.measures.first[0]]
+    if not metric.calibration_error:
+        write = metric_writer(metric)
+        value = write(first.metric(metric.key))
+        ends = interval(first.intervals.get(metric.key), write)
+        text = f"At {place} {metric.name} is {value} {ends}".rstrip()
+        return f"{text} ({predictor_name(first)}; {size})."
     text = f"At {place} {off_by(first)}"
     if one_outcome(first):
         return f"{text} ({size})."

@@ -23,7 +23,7 @@ PERCENT = ("0", "25", "50", "75", "100")
 MOST_WORST = 5
 # The widest part of the axis that a bin of the plain histogram takes is a fifteenth.
 HISTOGRAM_BINS = 15
-UNITS = {"accuracy": "%", "nll": "nats per record"}
+UNITS = {"share": "%; ", "nats": "nats per record; ", "": ""}
 
 
 def reliability_figure(row: ReliabilityRecord, title: str, subtitle: str) -> Figure:
@@ -158,9 +158,11 @@ def sites_figure(rows: Sequence[CalibrationRecord], metric: str, title: str) -> 
     row_inches = PREDICTOR_INCHES * (max(2, len(predictors)) + 0.7)
     legend_inches = 0.3 + look.LEGEND_INCHES * math.ceil(len(predictors) / 2)
     cut = "" if len(places) == len(names) else f"; the first {len(places)} of {len(names)}"
+    is_error = METRICS[metric].calibration_error
+    unit = "percentage points; " if is_error else UNITS[METRICS[metric].unit]
     figure = look.titled_figure(
         title,
-        subtitle=f"{UNITS.get(metric, 'percentage points')}; line: 95% interval{cut}",
+        subtitle=f"{unit}line: 95% interval{cut}",
         body_inches=legend_inches + row_inches * len(places),
     )
     axes = figure.subplots()
@@ -176,7 +178,7 @@ def sites_figure(rows: Sequence[CalibrationRecord], metric: str, title: str) -> 
         label.set(color=INK, fontweight="bold" if place.startswith("pooled:") else "normal")
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
-    if metric not in UNITS:
+    if is_error:
         axes.set_xlim(left=0)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
     look.add_legend(figure)

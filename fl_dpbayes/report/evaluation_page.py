@@ -54,7 +54,7 @@ def write_evaluation(folder: Path, run: Summary) -> Path:
         row=row,
         off_by=off_by(row),
         levels=answer(run).sites,
-        metrics=all_metrics_table([row]),
+        metrics=all_metrics_table([row], run.measures),
         facts=facts(run),
         **draw_figures(folder, run, curves=()),
     )

@@ -21,7 +21,6 @@ from fl_dpbayes.report.wording import ROLES, in_reading_order, predictor_name
 # "rotation (severity 3)", and as earlier runs wrote it.
 SHIFT = re.compile(r"(.+?),? \(?severity (\d)\)?")
 LEAST_SHIFTS = 4
-SITE_METRICS = ("rms_debiased", "accuracy", "nll")
 Row = TypeVar("Row", CalibrationRecord, ReliabilityRecord)
 
 
@@ -41,7 +40,7 @@ def draw_figures(
         "reliability": [_draw_reliability(run, row) for row in diagrams],
         "epsilon": [_draw_epsilon(run, curves)],
         "sites_figures": [
-            *(_draw_sites(places, metric) for metric in SITE_METRICS),
+            *(_draw_sites(places, key) for key in run.measures.drawn),
             _draw_shifts(run),
         ],
         "roc": [_draw_roc(run, rows) for rows in _by_role(row for row in diagrams if row.roc)],

@@ -14,14 +14,15 @@ LEAST_SITES = 3
 
 
 def headline_rows(run: Summary, role: Role) -> dict[str, CalibrationRecord]:
-    """Return the rows that answer for a role, by predictor, where the error is defined.
+    """Return the rows that answer for a role, by predictor, where its first measure is defined.
 
     A median over sites takes the place of the pooled row.
     """
     pooled = [row for row in run.calibration if row.over == "pooled"]
     by_predictor = {row.predictor: row for row in [*pooled, *median_rows(run)] if row.role == role}
+    key = run.measures.first[0]
     return {
-        predictor: row for predictor, row in by_predictor.items() if row.rms_debiased is not None
+        predictor: row for predictor, row in by_predictor.items() if row.metric(key) is not None
     }
 
 

@@ -20,17 +20,15 @@ from fl_dpbayes.config import PREDICTORS
 from fl_dpbayes.report.headline import headline_predictor
 from fl_dpbayes.report.numbers import UNDEFINED, count, decimal, interval, known_ends, points
 from fl_dpbayes.report.page_tables import (
-    ACCURACY,
     AUROC,
-    ECE,
     PREDICTOR,
     RECORDS,
-    RMS,
     WHERE,
     Cell,
     Column,
     PageTable,
     error_cell,
+    measure_columns,
     metric_cell,
     records_cell,
     table_of,
@@ -50,6 +48,8 @@ WEIGHTS = {
     "label-shift": "prevalence from its labels",
     "label-shift-estimated": "prevalence from its predictions",
 }
+# How many measures a table of subgroups shows.
+MOST_OF_SUBGROUPS = 3
 Row = TypeVar("Row", CalibrationRecord, SubgroupRecord, ConformalRecord)
 
 
@@ -87,7 +87,9 @@ def measure_tables(run: Summary) -> dict[str, PageTable | str]:
         ),
         "threshold": f"{100 * threshold:g}",
         **_first_and_further("operating", _operating_columns(threshold), decided, headline),
-        **_first_and_further("subgroups", SUBGROUP_COLUMNS, _measured_subgroups(run), headline),
+        **_first_and_further(
+            "subgroups", _subgroup_columns(run), _measured_subgroups(run), headline
+        ),
         **_first_and_further("clinical", CLINICAL_COLUMNS, clinical),
         **_first_and_further("conformal", _conformal_columns(run), _pooled_first(run), headline),
         **_first_and_further("truth", TRUTH_COLUMNS, truth),
@@ -163,15 +165,14 @@ def _measured_subgroups(run: Summary) -> list[SubgroupRecord]:
     return sorted(rows, key=lambda row: (row.attribute, row.value))
 
 
-SUBGROUP_COLUMNS: tuple[Column[SubgroupRecord], ...] = (
-    Column("Subgroup", lambda row: f"{row.attribute}: {row.value}", in_words=True),
-    WHERE,
-    PREDICTOR,
-    RECORDS,
-    RMS,
-    ECE,
-    ACCURACY,
-)
+def _subgroup_columns(run: Summary) -> tuple[Column[SubgroupRecord], ...]:
+    return (
+        Column("Subgroup", lambda row: f"{row.attribute}: {row.value}", in_words=True),
+        WHERE,
+        PREDICTOR,
+        RECORDS,
+        *measure_columns(run.measures.first[:MOST_OF_SUBGROUPS]),
+    )
 
 
 def _pooled_first(run: Summary) -> list[ConformalRecord]:

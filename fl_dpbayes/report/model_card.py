@@ -3,6 +3,7 @@
 Source: Collins et al., BMJ 385:e078378, 2024.
 """
 
+from fl_dpbayes.calibration import METRICS
 from fl_dpbayes.report.answer import answer
 from fl_dpbayes.report.numbers import count
 from fl_dpbayes.report.page_tables import facts
@@ -43,7 +44,7 @@ def model_card(run: Summary) -> dict[str, str]:
         ),
         "Tuning": f"configurations tried: {run_facts.get('Configurations tried', UNKNOWN)}",
         "Performance measures": (
-            "calibration (debiased RMS, ECE, intercept, slope), AUROC, NLL and net benefit"
+            run.measures.performance or ", ".join(METRICS[key].name for key in run.measures.first)
         ),
         "Fairness": fairness,
         "Result": run_answer.calibration,
@@ -55,8 +56,9 @@ def model_card(run: Summary) -> dict[str, str]:
 
 
 def _outcome(run: Summary) -> str:
-    """Name the classes, and how often the second of two happens from site to site."""
-    outcome = ", ".join(run.class_names) or "classes without names"
+    """Say what is predicted, and how often the second of two classes happens at sites."""
+    unnamed = run.outcome.description if run.outcome else "classes without names"
+    outcome = ", ".join(run.class_names) or unnamed
     percents = [100 * site.shares[1] for site in run.sites if site.shares and len(site.shares) == 2]
     if percents:
         outcome += (

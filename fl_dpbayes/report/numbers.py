@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Concatenate, ParamSpec
 
-from fl_dpbayes.calibration import Ends
+from fl_dpbayes.calibration import Ends, Metric
 
 UNDEFINED = "–"
 INFINITE = "∞"
@@ -87,6 +87,11 @@ def rounded_up(value: float) -> str:
 def count(value: int | None) -> str:
     """Write a whole number with thousands apart."""
     return UNDEFINED if value is None else f"{value:,}"
+
+
+def metric_writer(metric: Metric) -> Write:
+    """Return how a metric's values are written."""
+    return points if metric.unit == "share" else decimal
 
 
 def known_ends(ends: Ends) -> tuple[float, float] | None:

@@ -8,8 +8,8 @@ from typing import Generic, TypeVar
 
 from rich import filesize
 
-from fl_dpbayes.calibration import CalibrationRecord
-from fl_dpbayes.config import PREDICTORS
+from fl_dpbayes.calibration import METRICS, CalibrationRecord, Metric
+from fl_dpbayes.config import PREDICTORS, Measures
 from fl_dpbayes.report.answer import one_outcome
 from fl_dpbayes.report.headline import median_rows
 from fl_dpbayes.report.numbers import (
@@ -20,6 +20,7 @@ from fl_dpbayes.report.numbers import (
     duration,
     interval,
     known_ends,
+    metric_writer,
     points,
     probability,
     rounded_up,
@@ -150,6 +151,12 @@ def metric_cell(row: CalibrationRecord, key: str, write: Write) -> Cell:
     return write(row.metric(key)), interval(row.intervals.get(key), write)
 
 
+def metric_title(metric: Metric) -> str:
+    """Write a metric's name and its unit, but for shares, which stand in percentage points."""
+    unit = ", nats" if metric.unit == "nats" else ""
+    return f"{metric.name[0].upper()}{metric.name[1:]}{unit}"
+
+
 _CalibrationColumn = Column[CalibrationRecord]
 # The columns of calibration, of which other tables take those that they need.
 WHERE: _CalibrationColumn = Column("Where", lambda row: place_name(row.site), in_words=True)
@@ -159,29 +166,37 @@ RMS: _CalibrationColumn = Column("RMS debiased", error_cell)
 ECE: _CalibrationColumn = Column(
     "ECE (if calibrated)", lambda row: (points(row.ece), f"({points(row.ece_if_calibrated)})")
 )
-ACCURACY: _CalibrationColumn = Column(
-    "Accuracy, %", lambda row: metric_cell(row, "accuracy", points)
-)
-NLL: _CalibrationColumn = Column("NLL", lambda row: metric_cell(row, "nll", decimal))
 AUROC: _CalibrationColumn = Column(
     "AUROC [bounds]", lambda row: (decimal(row.auroc), interval(row.auroc_bounds, decimal))
 )
-MAIN_COLUMNS = (WHERE, PREDICTOR, RECORDS, RMS, ECE, ACCURACY, NLL, AUROC)
-BINARY_ECE: _CalibrationColumn = Column("ECE, binary", lambda row: points(row.ece_binary))
-FURTHER_COLUMNS: tuple[_CalibrationColumn, ...] = (
-    Column("Brier", lambda row: decimal(row.brier)),
-    Column("ACE", lambda row: points(row.ace)),
-    Column("SCE", lambda row: points(row.sce)),
-    Column("MCE", lambda row: points(row.mce)),
-    Column("Epistemic, nats", lambda row: decimal(row.epistemic)),
-    Column("Aleatoric, nats", lambda row: decimal(row.aleatoric)),
-    Column("ECE, 10 bins", lambda row: points(row.ece_10)),
-    Column("ECE, 20 bins", lambda row: points(row.ece_20)),
-    Column("ECE, equal mass", lambda row: points(row.ece_equal_mass)),
-    BINARY_ECE,
-    Column("AURC", lambda row: decimal(row.aurc)),
-    Column("Excess AURC", lambda row: decimal(row.aurc_excess)),
-)
+# Columns that show more than a metric with its interval.
+_MEASURE_COLUMNS = {"rms_debiased": RMS, "ece": ECE, "auroc": AUROC}
+# Where a table has no room for a metric's name.
+_SHORT_TITLES = {
+    "accuracy": "Accuracy, %",
+    "nll": "NLL",
+    "brier": "Brier",
+    "ace": "ACE",
+    "sce": "SCE",
+    "mce": "MCE",
+    "ece_10": "ECE, 10 bins",
+    "ece_20": "ECE, 20 bins",
+    "ece_equal_mass": "ECE, equal mass",
+    "ece_binary": "ECE, binary",
+    "aurc": "AURC",
+    "aurc_excess": "Excess AURC",
+}
+
+
+def measure_columns(keys: Iterable[str]) -> tuple[_CalibrationColumn, ...]:
+    """Return the columns of metrics, by their keys."""
+    return tuple(_MEASURE_COLUMNS.get(key) or _measure_column(METRICS[key]) for key in keys)
+
+
+def _measure_column(metric: Metric) -> _CalibrationColumn:
+    title = _SHORT_TITLES.get(metric.key) or metric_title(metric)
+    write = metric_writer(metric)
+    return Column(title, lambda row: metric_cell(row, metric.key, write))
 
 
 def run_tables(run: Summary) -> dict[str, PageTable]:
@@ -205,8 +220,11 @@ def run_tables(run: Summary) -> dict[str, PageTable]:
             rows=[(release.item, release.how) for release in run.releases],
             text_columns=(0, 1),
         ),
-        "calibration": table_of(MAIN_COLUMNS, in_reading_order(over_sites)),
-        "all_metrics": all_metrics_table(run.calibration),
+        "calibration": table_of(
+            (WHERE, PREDICTOR, RECORDS, *measure_columns(run.measures.first)),
+            in_reading_order(over_sites),
+        ),
+        "all_metrics": all_metrics_table(run.calibration, run.measures),
         "sites": sites_table(run),
         "passes": passes_table(run),
         "participation": page_table(
@@ -225,11 +243,13 @@ def _missed_rounds(row: ParticipationRecord) -> str:
     return ", ".join(missed) or "none"
 
 
-def all_metrics_table(rows: Sequence[CalibrationRecord]) -> PageTable:
-    """Show every metric of the given rows; binary ECE where any row has it."""
-    columns = [*MAIN_COLUMNS, *FURTHER_COLUMNS]
-    if all(row.ece_binary is None for row in rows):
-        columns.remove(BINARY_ECE)
+def all_metrics_table(rows: Sequence[CalibrationRecord], measures: Measures) -> PageTable:
+    """Show every measure of the given rows; binary ECE where any row has it."""
+    has_binary = any(row.ece_binary is not None for row in rows)
+    keys = [
+        key for key in (*measures.first, *measures.further) if key != "ece_binary" or has_binary
+    ]
+    columns = (WHERE, PREDICTOR, RECORDS, *measure_columns(keys))
     return table_of(columns, in_reading_order(rows))
 
 
@@ -399,9 +419,6 @@ def _status(row: EvaluationPrivacyRecord) -> str:
 
 def sites_table(run: Summary) -> PageTable:
     """Describe each site: size, how often the event happens, and its subgroups' shares."""
-    happens = "Largest class, %"
-    if all(len(site.shares) == 2 for site in run.sites if site.shares):
-        happens = f"{event(run).capitalize()}, %"
     columns: list[Column[SiteRecord]] = [
         Column("Site", lambda site: site.name, in_words=True),
         Column(
@@ -411,8 +428,12 @@ def sites_table(run: Summary) -> PageTable:
         ),
         Column("Units n", _units_cell),
         Column("Test records", lambda site: records_cell(site.test_n)),
-        Column(happens, _event_share),
     ]
+    shares = [site.shares for site in run.sites if site.shares]
+    if shares:
+        is_event = all(len(of_site) == 2 for of_site in shares)
+        happens = event(run).capitalize() if is_event else "Largest class"
+        columns.append(Column(f"{happens}, %", _event_share))
     columns += [
         Column(title, partial(_share_at, shares)) for title, shares in _subgroup_shares(run).items()
     ]

@@ -19,7 +19,7 @@ from fl_dpbayes.calibration import (
     SummaryPart,
     Text,
 )
-from fl_dpbayes.config import InstalledCode, Role
+from fl_dpbayes.config import AnyOutcome, Classification, InstalledCode, Measures, Role
 from fl_dpbayes.files import JSONValue, json_values
 
 MAX_TEXT = 500
@@ -309,6 +309,7 @@ class Summary(SummaryPart):
     """A whole run.
 
     Attributes:
+        outcome: What was predicted; None in older files, where it always was a class.
         class_names: In the order of the classes; empty where they have only numbers.
         convergence: Of each site, or of the averaged chain; no table shows it.
     """
@@ -325,6 +326,7 @@ class Summary(SummaryPart):
     adjacency: Text
     seeded: bool = False
     private: bool = True
+    outcome: AnyOutcome | None = None
     class_names: tuple[Text, ...] = ()
     settings: tuple[SettingRecord, ...] = ()
     sampler: Text = ""
@@ -356,6 +358,11 @@ class Summary(SummaryPart):
     warnings: tuple[Text, ...] = ()
     heterogeneity: Number = None
     feature_total_variation: Number = None
+
+    @property
+    def measures(self) -> Measures:
+        """What its pages and tables show of the outcome."""
+        return (self.outcome or Classification).measures
 
     @property
     def trained(self) -> list[SiteRecord]:

@@ -7,14 +7,12 @@ from rich.table import Table
 from fl_dpbayes.report import page_tables
 from fl_dpbayes.report.headline import median_rows
 from fl_dpbayes.report.page_tables import (
-    ACCURACY,
     AUROC,
     ECE,
-    MAIN_COLUMNS,
-    NLL,
+    PREDICTOR,
     RECORDS,
-    RMS,
     WHERE,
+    measure_columns,
     table_of,
 )
 from fl_dpbayes.report.summary import Summary
@@ -40,11 +38,8 @@ def calibration_table(run: Summary, width: int = WIDTH) -> Table:
     """Show how well predictions are calibrated, predictors of one place beneath each other."""
     medians = median_rows(run)
     rows = in_reading_order([*medians, *run.calibration])
-    caption = (
-        "Accuracy in %, calibration errors in percentage points, [95% interval]; in "
-        "parentheses the ECE that a "
-        "perfectly calibrated model would show at that n."
-    )
+    measures = measure_columns(run.measures.first)
+    caption = run.measures.note
     if medians:
         caption += (
             " A median is taken of the sites' own rows: one site cannot move it beyond the others."
@@ -52,9 +47,9 @@ def calibration_table(run: Summary, width: int = WIDTH) -> Table:
     short_place = replace(WHERE, write=lambda row: place_name(row.site).removesuffix(" sites"))
     return printed_table(
         title="Calibration",
-        content=table_of((short_place, *MAIN_COLUMNS[1:]), rows),
+        content=table_of((short_place, PREDICTOR, RECORDS, *measures), rows),
         width=width,
-        with_quiet=[column.title for column in (RMS, ECE, AUROC)],
-        expendable=[column.title for column in (AUROC, NLL, RECORDS, ECE, ACCURACY)],
+        with_quiet=[column.title for column in (measures[0], ECE, AUROC)],
+        expendable=[column.title for column in (*reversed(measures[3:]), RECORDS, *measures[1:3])],
         caption=caption,
     )

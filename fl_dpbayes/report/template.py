@@ -108,10 +108,9 @@ RUN_CALIBRATION = """\
 <h2 id="calibration">Calibration</h2>
 {% if calibration.rows %}
 {{ table(calibration, "Calibration over all sites of a role") }}
-<p class="note">Errors in percentage points, [95% interval]. In parentheses: the ECE that a \
-perfectly calibrated model
-would show with as many records.</p>
+<p class="note">{{ run.measures.note }}</p>
 {% else %}<p>No calibration was measured.</p>{% endif %}
+{% if "ece" in run.measures.first %}
 <details class="guide"><summary>How to read this</summary>
 {{ calibrated() }} The plain ECE does: compare it only with the value in parentheses beside it.</p>
 <p>NLL and Brier score are lower where probabilities are better, whether through calibration or \
@@ -126,6 +125,7 @@ they share.</p>
 kept; its excess is what
 a perfect ranking would save.</p>
 </details>
+{% endif %}
 {% if reliability %}
 <h3>Reliability</h3>
 <p class="note">Grey band: where 95% of a calibrated model's points would lie; a filled point lies \
@@ -144,9 +144,7 @@ RUN_SUBGROUPS = """\
 {% if subgroups.rows %}
 <h2 id="subgroups">Subgroups</h2>
 {{ table(subgroups, "Calibration of each subgroup") }}
-<p class="note">Errors in percentage points, [95% interval]; in parentheses, the ECE of a \
-perfectly calibrated model on
-as many records{% if headline %}; {{ headline }}{% endif %}.</p>
+<p class="note">{{ run.measures.note }}{% if headline %} Of the {{ headline }}.{% endif %}</p>
 {{ further(further_subgroups, "Subgroups at every site, by every predictor") -}}
 <details class="guide"><summary>How to read this</summary>
 <p>A model can be right on average and wrong for women, or for the old. Compare intervals of \

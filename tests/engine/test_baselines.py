@@ -12,7 +12,7 @@ from fl_dpbayes.config.scenario import Evaluation, load_scenario
 from fl_dpbayes.config.site_file import read_site_file
 from fl_dpbayes.data.simulation import BASELINES, plan_sites, prepare_simulation
 from fl_dpbayes.data.site import load_site
-from fl_dpbayes.engine.baselines import baselines, write_baselines
+from fl_dpbayes.engine.baselines import measured_baselines, write_baselines
 from fl_dpbayes.files.run_store import RunStore
 from fl_dpbayes.report.answer import answer
 from fl_dpbayes.report.page_tables import baselines_table
@@ -41,7 +41,9 @@ def arrays(sites, role, part):
 
 
 def test_baselines_are_what_the_page_says_they_are(sites):
-    rows = {(row.predictor, row.role, row.trained_at): row for row in baselines(sites).rows}
+    rows = {
+        (row.predictor, row.role, row.trained_at): row for row in measured_baselines(sites).rows
+    }
     (x, y), (test_x, test_y) = arrays(sites, "train", "train"), arrays(sites, "held_out", "test")
     risk = LogisticRegression(max_iter=500).fit(x, y).predict_proba(test_x)[:, 1]
     central = rows["central", "held_out", ""]
@@ -67,7 +69,7 @@ def test_what_cannot_be_computed_is_told(sites, prepared, tmp_path):
         )
         for site in sites
     ]
-    found = baselines(pictures)
+    found = measured_baselines(pictures)
     assert set(found.missing) == {"site_only", "central", "published"}
     assert {row.predictor for row in found.rows} == {"majority"}
     for key, value, why in (
@@ -98,7 +100,7 @@ def test_they_are_left_out_where_a_site_fell_silent():
 
 
 def test_the_table_shows_one_row_of_all_that_trained_alone(sites):
-    rows = [row.model_dump(mode="json") for row in baselines(sites).rows]
+    rows = [row.model_dump(mode="json") for row in measured_baselines(sites).rows]
     own = {
         "site": "pooled:held_out",
         "role": "held_out",

@@ -397,12 +397,15 @@ def test_sentences_tables_and_figures_call_one_sample_a_point_estimate(
     assert "(combined point estimate; debiased" in text
     assert "The combined point estimate is better calibrated." in text
     words = [text]
-    words += [row[1][0] for row in all_metrics_table(run.calibration).rows]
+    words += [row[1][0] for row in all_metrics_table(run.calibration, run.measures).rows]
     write_summary(summary, tmp_path)
     words += [figure.description + figure.svg for figure in figures_of(tmp_path).values()]
     assert "combined point estimate" in words[-1]
     assert not any("averag" in word.lower() for word in words)
-    assert [cell for cell, _ in all_metrics_table(run.calibration).rows[0][-2:]] == ["–", "–"]
+    assert [cell for cell, _ in all_metrics_table(run.calibration, run.measures).rows[0][-2:]] == [
+        "–",
+        "–",
+    ]
 
 
 @pytest.fixture

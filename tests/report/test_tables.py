@@ -2,6 +2,11 @@ import math
 
 import pytest
 
+from fl_dpbayes.config import Classification, Measures
+from fl_dpbayes.report.answer import answer
+from fl_dpbayes.report.model_card import model_card
+from fl_dpbayes.report.page_tables import run_tables
+from fl_dpbayes.report.summary import parse_summary
 from fl_dpbayes.report.tables import calibration_table, privacy_table
 
 
@@ -85,3 +90,23 @@ def test_long_names_break_at_hyphens(summary, shown):
     text = shown(privacy_table, summary)
     assert line_of(text, "children")[0] == "children-and-maternity-"
     assert line_of(text, "hospital-of")[0] == "hospital-of-the-valley"
+
+
+def test_another_outcomes_measures_are_the_columns_and_the_answer(summary, shown, monkeypatch):
+    measures = Measures(first=("brier", "epistemic"), note="Lower is better.")
+    monkeypatch.setattr(Classification, "measures", measures)
+    for row in summary["calibration"]:
+        row |= {"rms_debiased": None, "intervals": {}}
+    text = shown(calibration_table, summary)
+    assert line_of(text, "island")[-2:] == ["0.131", "0.030"]
+    assert "Lower is better." in text
+    assert not {"ECE", "RMS", "Accuracy"} & set(text.split())
+    run = parse_summary(summary)
+    tables = run_tables(run)
+    for name in ("calibration", "all_metrics"):
+        assert tables[name].columns[2:] == ("n", "Brier", "Epistemic, nats")
+    assert answer(run).calibration == (
+        "At held-out sites Brier score is 0.131 (average of posterior samples; n = 450)."
+    )
+    assert "measure the predictions on patients" in answer(run).advice
+    assert model_card(run)["Performance measures"] == "Brier score, epistemic"

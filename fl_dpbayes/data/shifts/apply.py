@@ -6,7 +6,7 @@ from typing import get_args
 import numpy as np
 import numpy.typing as npt
 
-from fl_dpbayes.config import ImageShift, Shift, ShiftKind
+from fl_dpbayes.config import ImageShift, Shift, ShiftKind, as_classification
 from fl_dpbayes.data.records import Records
 from fl_dpbayes.errors import UserError
 
@@ -68,12 +68,17 @@ def kept_indices(records: Records, shift: Shift, generator: np.random.Generator)
         UserError: If all values of a tilt's feature are equal.
     """
     if shift.kind == "prevalence":
-        classes = records.task.outcome.classes
-        return prevalence_indices(records.labels, classes, shift.severity, generator)
+        return prevalence_indices(
+            records.labels, _classes(records, shift), shift.severity, generator
+        )
     if shift.feature is not None:
         column = records.features[:, records.feature_names.index(shift.feature)]
         return tilt_indices(column, shift.severity, generator)
     return np.arange(len(records))
+
+
+def _classes(records: Records, shift: Shift) -> int:
+    return as_classification(records.task.outcome, f"shift.kind {shift.kind!r}").classes
 
 
 def check_shift(records: Records, shift: Shift) -> None:
@@ -84,9 +89,9 @@ def check_shift(records: Records, shift: Shift) -> None:
         shift: The shift.
 
     Raises:
-        UserError: If there are no records, the kind is for images or for tables only, `feature`
-            names none of the records' features, or labels of one class only leave no boundary to
-            flip them at.
+        UserError: If there are no records, the kind is for images, for tables or for classes only,
+            `feature` names none of the records' features, or labels of one class only leave no
+            boundary to flip them at.
     """
     if not len(records):
         raise UserError("the site has no records: check selection and shift")
@@ -98,6 +103,8 @@ def check_shift(records: Records, shift: Shift) -> None:
             f"shift.kind {shift.kind!r} needs {'a table' if is_image else 'images'}, these records "
             f"have shape {records.task.input_shape}: choose one of {allowed}"
         )
+    if shift.kind not in (*ONLY_IMAGES, *ONLY_TABLES):
+        _classes(records, shift)
     if shift.feature is not None and shift.feature not in records.feature_names:
         remedy = "it names none"
         if records.feature_names:
@@ -120,7 +127,7 @@ def _with_rarer_classes(records: Records, shift: Shift, generator: np.random.Gen
     chosen = records.subset(kept_indices(records, shift, generator))
     if chosen.truth is None:
         return chosen
-    classes = records.task.outcome.classes
+    classes = _classes(records, shift)
     before = np.bincount(records.labels, minlength=classes)
     after = np.bincount(chosen.labels, minlength=classes)
     # Records are kept whole, so the realised shares are the truth of those that stay; of an absent
@@ -133,7 +140,7 @@ def _with_rarer_classes(records: Records, shift: Shift, generator: np.random.Gen
 
 
 def _with_wrong_labels(records: Records, shift: Shift, generator: np.random.Generator) -> Records:
-    classes = records.task.outcome.classes
+    classes = _classes(records, shift)
     rate = FLIP_RATES[shift.severity - 1]
     if shift.kind == "label_flip":
         labels = flip_labels(records.labels, classes, shift.severity, generator)

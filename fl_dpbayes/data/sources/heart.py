@@ -81,11 +81,11 @@ def load(source: BuiltIn, part: OfficialPart) -> Records:
     table_source = Table(
         path=Path("heart-disease"),
         label="num",
-        classes=2,
         features=tuple(CENTERS_AND_SCALES),
         centers=centers,
         scales=scales,
         categories=CATEGORIES,
+        **source.task.outcome.source_keys,
     )
     has_disease = (table["num"] > 0).astype(int)
     records = framed_records(table.assign(num=has_disease), table_source)

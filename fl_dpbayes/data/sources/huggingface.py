@@ -94,10 +94,10 @@ def _table_source(source: HuggingFace) -> Table:
         path=_place(source),
         features=source.columns or (source.label,),
         label=source.label,
-        classes=source.classes,
         centers=source.centers,
         scales=source.scales,
         unit_column=source.unit_column,
+        **source.task.outcome.source_keys,
     )
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from fl_dpbayes.config import ImageFolder, OfficialPart, require_torchvision
+from fl_dpbayes.config import AnyOutcome, ImageFolder, OfficialPart, require_torchvision
 from fl_dpbayes.data.records import Records
 from fl_dpbayes.data.sources.table import site_names
 from fl_dpbayes.errors import UserError
@@ -102,6 +102,25 @@ def _sites(source: ImageFolder, paths: list[Path]) -> npt.NDArray | None:
         return None
     names = site_names(np.array(values), f"site_pattern of {source.path}")
     return np.array([names[value] for value in values])
+
+
+def labels_by_folder(
+    folder: Path, files: list[Path], outcome: AnyOutcome
+) -> npt.NDArray[np.int64] | None:
+    """Return each image's class: the place of its sub-folder in alphabetical order.
+
+    Args:
+        folder: Holds the sub-folders.
+        files: The images, N of them.
+        outcome: Says how many classes there are.
+
+    Returns:
+        Shape (N,); None where sub-folders are not as many, or an image lies elsewhere.
+    """
+    names = sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
+    if len(names) != outcome.outputs or any(file.parent.parent != folder for file in files):
+        return None
+    return np.array([names.index(file.parent.name) for file in files], np.int64)
 
 
 def image_pixels(path: Path, *, height: int, width: int, channels: int) -> npt.NDArray[np.float32]:

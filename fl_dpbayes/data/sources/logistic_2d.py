@@ -74,6 +74,7 @@ def load(source: Logistic2D, part: OfficialPart) -> Records:
     features = (laws.means[sites] + np.stack([normal[:, 0], second], axis=1)).astype(np.float32)
     log_odds = laws.intercepts[sites] + (laws.slopes[sites] * features).sum(axis=1)
     records = synthetic_records(
+        source,
         features=features,
         labels=draw_labels(log_odds, generator),
         log_odds=log_odds,

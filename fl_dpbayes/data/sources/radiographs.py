@@ -127,7 +127,7 @@ def load(source: Radiographs, part: OfficialPart) -> Records:
         chosen = np.arange(start, min(start + step, len(sites)))
         pictures = draw_pictures(patients, chosen, source.side)
         pixels[chosen, 0] = _acquire(pictures, scanners, sites[chosen], generator)
-    return synthetic_records(features=pixels, labels=labels, log_odds=log_odds, sites=sites)
+    return synthetic_records(source, features=pixels, labels=labels, log_odds=log_odds, sites=sites)
 
 
 def _acquire(

@@ -4,7 +4,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import expit
 
-from fl_dpbayes.config import Classification, OfficialPart, SyntheticSites, Task
+from fl_dpbayes.config import OfficialPart, SyntheticSites
 from fl_dpbayes.data.records import Records
 
 Floats = npt.NDArray[np.float64]
@@ -53,11 +53,16 @@ def draw_labels(log_odds: Floats, generator: np.random.Generator) -> Integers:
 
 
 def synthetic_records(
-    features: npt.NDArray, labels: Integers, log_odds: Floats, sites: Integers
+    source: SyntheticSites,
+    features: npt.NDArray,
+    labels: Integers,
+    log_odds: Floats,
+    sites: Integers,
 ) -> Records:
     """Put records together with their truth; each is its own privacy unit.
 
     Args:
+        source: Says what they are records of.
         features: (N, *input_shape).
         labels: (N,), as `draw_labels` drew them.
         log_odds: (N,), of label 1, by which they were drawn.
@@ -68,7 +73,7 @@ def synthetic_records(
         labels=labels,
         units=np.arange(len(labels)),
         natural_site=np.char.add("site-", (sites + 1).astype(str)),
-        task=Task(input_shape=features.shape[1:], outcome=Classification(classes=2)),
+        task=source.task,
         unit="record",
         truth=np.stack([expit(-log_odds), expit(log_odds)], axis=1),
     )
