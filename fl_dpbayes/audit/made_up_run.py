@@ -72,6 +72,6 @@ def write_made_up_run(folder: Path, generator: np.random.Generator) -> Scenario:
     with RunStore.make(folder) as store:
         bank = PosteriorBank(store)
         bank.add(HOSPITALS, 1, 0, no_samples, sums)
-        bank.add(POOLED_ROUNDS, 1, 0, no_samples, {**rounds.arrays})
+        bank.add(POOLED_ROUNDS, 1, 0, no_samples, rounds.arrays)
         store.append()
     return scenario

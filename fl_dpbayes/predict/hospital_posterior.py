@@ -281,4 +281,4 @@ def _checked_rounds(
         check_values(name, values)
     if not (pooled["noises"] >= SMALLEST_NOISE).all():
         raise ValueError("the pooled sums have no noise")
-    return PooledRounds(**pooled)
+    return PooledRounds.of_arrays(pooled)

@@ -114,9 +114,7 @@ class FALDStrategy(PosteriorStrategy):
     def _add_to_pooled_rounds(self, round_number: int, summed: dict[str, npt.NDArray]) -> None:
         """Add a round, burn-in or not, to those that tell how the model's log odds spread."""
         pooled = pooled_round(log_odds_means(site_means(summed)), self.plan.total_rounds)
-        rounds: dict[str, npt.NDArray] = {
-            **with_round(self.bank.last(POOLED_ROUNDS, 0) or {}, pooled)
-        }
+        rounds = with_round(self.bank.last(POOLED_ROUNDS, 0) or {}, pooled)
         self.bank.add(POOLED_ROUNDS, round_number, 0, NO_SAMPLES, rounds)
 
     def _add_to_hospital_sums(self, round_number: int, summed: dict[str, npt.NDArray]) -> None:

@@ -78,7 +78,7 @@ class PosteriorStrategy(TrainingRounds):
         sums = self.bank.last(HOSPITALS, 0)
         if not sums:
             return None
-        rounds = PooledRounds(**(self.bank.last(POOLED_ROUNDS, 0) or {}))
+        rounds = PooledRounds.of_arrays(self.bank.last(POOLED_ROUNDS, 0) or {})
         model = fit_hospitals(sums, rounds, self.federation.scenario)
         reason = (
             "of that over hospitals, as it tells no level, or one too far out for "

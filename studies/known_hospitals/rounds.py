@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import expit
 
-from fl_dpbayes.config import Scenario
+from fl_dpbayes.config import GaussianPrior, Scenario
 from fl_dpbayes.posterior import Means, PooledRounds, pooled_round, weigh_sites
 from fl_dpbayes.privacy import solve_multiplier
 
@@ -61,7 +61,9 @@ def run_rounds(
     clip_norm = (scenario.privacy.clip_norm or np.inf) / np.sqrt(2)
     noise = _noise_multiplier(scenario) * (clip_norm if np.isfinite(clip_norm) else 0.0)
     lengths = np.linalg.norm(features, axis=1)
-    prior_precision = scenario.sampler.prior.scale**-2
+    prior = scenario.sampler.prior
+    assert isinstance(prior, GaussianPrior)
+    prior_precision = prior.scale**-2
     # Every site's request carries 1/K of the prior.
     prior_weight = (weights / units).sum() / len(units)
     step_size = scenario.sampler.step_size.initial

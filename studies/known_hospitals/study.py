@@ -109,7 +109,7 @@ def run_deal(name: str, epsilon: str, number: int, patients: Patients) -> dict[s
         rounds=released.rounds,
         scenario=scenario,
     )
-    groups = {place: scenario.sites[names[place]].group for place in range(len(names))}
+    groups = [scenario.sites[name].group or "" for name in names]
     return _compared(drawn, model, truth, groups, training, generator)
 
 
@@ -117,7 +117,7 @@ def _compared(
     drawn: Deal,
     model: HospitalModel,
     truth: Truth,
-    groups: dict[int, str | None],
+    groups: list[str],
     training: npt.NDArray[np.int64],
     generator: np.random.Generator,
 ) -> dict[str, object]:
@@ -143,7 +143,7 @@ def _compared(
 
     nothing_known = model.effect()
     new_country = model.posterior.of_new()
-    for place in np.flatnonzero(drawn.held_out):
+    for place in np.flatnonzero(drawn.held_out).tolist():
         inside = drawn.hospital == place
         if not inside.any():
             continue
@@ -155,7 +155,7 @@ def _compared(
         tested += int(inside.sum())
         for kind, of_kind in (("country known", effect), ("nothing known", nothing_known)):
             losses[kind] += log_loss(predicted[inside], drawn.outcomes[inside], of_kind)
-    for number, place in enumerate(training[::STRIDE]):
+    for number, place in enumerate(training[::STRIDE].tolist()):
         compare("training", model.posterior.of_hospital(number * STRIDE), level(place))
     total_sd = np.hypot(truth.hospital_sd, truth.country_sd)
     for place in range(0, len(drawn.levels), STRIDE):

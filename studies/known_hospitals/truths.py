@@ -11,7 +11,7 @@ import numpy.typing as npt
 from scipy.special import expit
 from sklearn.linear_model import LogisticRegression
 
-from fl_dpbayes.config import Scenario
+from fl_dpbayes.config import Scenario, StandardFeatures
 from fl_dpbayes.data import load_unscaled
 
 Floats = npt.NDArray[np.float64]
@@ -116,13 +116,15 @@ def trial_patients(scenario: Scenario) -> Patients:
     """
     records = load_unscaled(scenario.data.source, "train")
     names = sorted(scenario.sites)
-    inside = np.isin(records.natural_site, names)
-    hospital = np.searchsorted(names, records.natural_site[inside])
+    natural_site = np.asarray(records.natural_site)
+    inside = np.isin(natural_site, names)
+    hospital = np.searchsorted(names, natural_site[inside])
     order = np.argsort(hospital, kind="stable")
     hospital = hospital[order]
     features = standardised(records.features[inside][order], scenario)
     labels = records.labels[inside][order]
-    countries = sorted({scenario.sites[name].group for name in names})
+    country_of_hospital = [scenario.sites[name].group or "" for name in names]
+    countries = sorted(set(country_of_hospital))
     levels = np.eye(len(names))[hospital]
     fit = LogisticRegression(C=1.0, max_iter=3000).fit(np.hstack([features, levels]), labels)
     width = features.shape[1]
@@ -130,7 +132,7 @@ def trial_patients(scenario: Scenario) -> Patients:
     return Patients(
         features=np.column_stack([np.ones(len(features)), features]),
         hospital=hospital,
-        country=np.array([countries.index(scenario.sites[name].group) for name in names]),
+        country=np.array([countries.index(name) for name in country_of_hospital]),
         coefficients=np.append(intercept, fit.coef_[0, :width]),
     )
 
@@ -138,6 +140,7 @@ def trial_patients(scenario: Scenario) -> Patients:
 def standardised(features: npt.NDArray, scenario: Scenario) -> Floats:
     """Return features as a model with declared constants sees them, shape (N, D)."""
     declared = scenario.model.features
+    assert isinstance(declared, StandardFeatures)
     centred = features.astype(np.float64) - np.array(declared.centers)
     return centred / np.array(declared.scales) * declared.spread
 

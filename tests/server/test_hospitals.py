@@ -135,9 +135,9 @@ def test_every_round_s_pooled_score_is_the_mean_of_what_the_chains_noised(
             )
         )
         pooled = pooled_round(of_round, rounds=6)
-        scale = np.abs(pooled.score).max()
-        np.testing.assert_allclose(rounds["scores"][number], pooled.score, atol=1e-3 * scale)
-        np.testing.assert_allclose(rounds["noises"][number], pooled.noise, rtol=1e-9)
+        scale = np.abs(pooled.scores).max()
+        np.testing.assert_allclose(rounds["scores"][number], pooled.scores[0], atol=1e-3 * scale)
+        np.testing.assert_allclose(rounds["noises"][number], pooled.noises[0], rtol=1e-9)
 
 
 def test_a_run_that_was_cut_off_keeps_its_sums(run: Federation, federation, tmp_path: Path) -> None:

@@ -141,9 +141,18 @@ class PooledRounds:
     noises: Floats
 
     @property
-    def arrays(self) -> dict[str, Floats]:
+    def arrays(self) -> dict[str, npt.NDArray]:
         """What is stored, by name."""
         return {"states": self.states, "scores": self.scores, "noises": self.noises}
+
+    @classmethod
+    def of_arrays(cls, arrays: Mapping[str, npt.NDArray]) -> "PooledRounds":
+        """Read back what was stored."""
+        return cls(
+            states=arrays["states"].astype(np.float64),
+            scores=arrays["scores"].astype(np.float64),
+            noises=arrays["noises"].astype(np.float64),
+        )
 
 
 def pooled_round(means: Means, rounds: int) -> PooledRounds:
@@ -174,7 +183,7 @@ def pooled_round(means: Means, rounds: int) -> PooledRounds:
     )
 
 
-def with_round(rounds: Mapping[str, npt.NDArray], pooled: PooledRounds) -> dict[str, Floats]:
+def with_round(rounds: Mapping[str, npt.NDArray], pooled: PooledRounds) -> dict[str, npt.NDArray]:
     """Append a round to a run's pooled rounds as they are stored.
 
     Args:

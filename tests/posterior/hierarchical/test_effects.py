@@ -151,7 +151,7 @@ def test_pooled_scores_along_a_chain_tell_how_widely_the_log_odds_spread(
         drawn = clipped.sum(axis=0) + 100 * generator.normal(size=7)
         means = Means(np.array([20_000.0]), drawn[None], at[None], np.array([100.0]))
         rounds = with_round(rounds, pooled_round(means, 12))
-    found = stretch_distribution(made_up, state, PooledRounds(**rounds), clip_norm=1.2)
+    found = stretch_distribution(made_up, state, PooledRounds.of_arrays(rounds), clip_norm=1.2)
     assert abs(found.mean - true_stretch) < 3 * found.sd
     assert found.sd < 0.2
 
