@@ -336,7 +336,6 @@ def test_self_check_runs_on_the_path_that_trains(
     monkeypatch, name, holder, function, place
 ) -> None:
     """On each, the first row is given a little of the last."""
-    forget(monkeypatch)
     original = getattr(holder, function)
 
     def leaking(*arguments, **keywords):
