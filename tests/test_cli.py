@@ -218,70 +218,67 @@ def test_an_unknown_name_is_told_before_torch_or_flower_is_imported(asked: str) 
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 2
 
 
+# Few hospitals: most of the time goes into their figures.
+SMALL_RUN = """
+import sys
+from fl_dpbayes import cli
+sys.argv = ["fl-dpbayes", "simulate", "quickstart", "--engine", "inline", "--out", sys.argv[1],
+    "--set", "training={rounds=2, steps_per_round=5, burn_in=2, thinning=2}",
+    "--set", "evaluation.baselines=false",
+    "--set", "sites={uk-1={role='train'}, uk-6={role='train'}, uk-81={role='held_out'}}"]
+try:
+    cli.main()
+except SystemExit as end:
+    heavy = {"datasets", "scipy.signal", "scipy.stats", "sklearn", "sympy", "torchvision"}
+    print(sorted(heavy & {*sys.modules}), end.code)
+"""
+
+
 @pytest.mark.slow
 def test_a_run_imports_no_package_that_only_others_need(tmp_path: Path) -> None:
-    short = [
-        "training={rounds=2, steps_per_round=5, burn_in=2, thinning=2}",
-        "--set",
-        "evaluation.baselines=false",
-    ]
-    asked = [
-        "simulate",
-        "quickstart",
-        "--engine",
-        "inline",
-        "--out",
-        str(tmp_path / "run"),
-        "--set",
-        *short,
-    ]
-    heavy = {"datasets", "scipy.signal", "scipy.stats", "sklearn", "sympy", "torchvision"}
-    code = f"import sys; from fl_dpbayes import cli; sys.argv = ['fl-dpbayes', *{asked}]\n"
-    code += (
-        f"try: cli.main()\nexcept SystemExit as end: print(sorted({heavy} & "
-        f"{{*sys.modules}}), end.code)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    call = [sys.executable, "-c", SMALL_RUN, str(tmp_path / "run")]
+    done = subprocess.run(call, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[] 0", done.stderr
+
+
+# As `python -c` has it, where the working folder comes first on the path. Modules of these names are
+# forgotten between the cases, as if each were a process of its own, which takes seconds to begin.
+OWN_MODULES = """
+import sys
+from fl_dpbayes.cli import main
+from fl_dpbayes.config.kinds import import_apps
+
+def forget():
+    for name in [name for name in sys.modules if name.split(".")[0] in ("server", "clients")]:
+        del sys.modules[name]
+
+for name in ("server", "clients"):
+    __import__(name)
+    for asked in (["simulate", "digits", "--engine", "inline", "--out", "out"], ["audit", "digits"]):
+        sys.argv[1:] = asked
+        try:
+            main()
+        except SystemExit as end:
+            print(end.code)
+    forget()
+import_apps()
+import clients.app, server.app
+print("alone")
+"""
 
 
 @pytest.mark.slow
 def test_own_server_and_clients_are_left_alone_or_named_before_anything_is_written(
     tmp_path: Path,
 ) -> None:
-    (tmp_path / "clients").mkdir()
-    (tmp_path / "clients" / "__init__.py").touch()
-    (tmp_path / "server.py").write_text("print('mine')\n")
-    out = tmp_path / "out"
-
-    def done(first: str, then: str) -> subprocess.CompletedProcess:
-        # As `python -c` has it, where the working folder comes first on the path.
-        command = [sys.executable, "-c", f"{first}; from fl_dpbayes.cli import main; {then}"]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-
-    apps = (
-        "from fl_dpbayes.config.kinds import import_apps; import_apps(); import "
-        "clients.app, server.app"
-    )
-    alone = done("import sys", apps)
-    assert (alone.returncode, alone.stdout) == (0, ""), alone.stderr
-    asked = (
-        ["simulate", "digits", "--engine", "inline", "--out", str(out)],
-        ["audit", "digits"],
-    )
-    each = f"""
-import sys
-for asked in {asked}:
-    sys.argv[1:] = asked
-    try:
-        main()
-    except SystemExit as end:
-        print(end.code)
-"""
-    for name, place in (("server", "server.py"), ("clients", "clients/__init__.py")):
-        refused = done(f"import {name}", each)
-        assert refused.stdout.split()[-2:] == ["2", "2"]
-        said = "".join(refused.stderr.splitlines())
-        assert said.count(f"{tmp_path / place} is in the way") == 2
-        assert "Traceback" not in refused.stderr
-    assert not out.exists()
+    in_the_way = (tmp_path / "server.py", tmp_path / "clients" / "__init__.py")
+    for path in in_the_way:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("print('mine')\n")
+    call = [sys.executable, "-c", OWN_MODULES]
+    done = subprocess.run(call, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [*(2 * ["mine", "2", "2"]), "alone"]
+    said = "".join(done.stderr.splitlines())
+    assert [said.count(f"{path} is in the way") for path in in_the_way] == [2, 2]
+    assert "Traceback" not in said
+    assert not (tmp_path / "out").exists()

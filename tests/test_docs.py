@@ -14,6 +14,7 @@ import typer
 import fl_dpbayes
 from fl_dpbayes import cli
 from fl_dpbayes.config.scenario import load_scenario
+from tests.undrawn import undrawn
 
 ROOT = Path(__file__).parent.parent
 PAGES = {
@@ -43,11 +44,6 @@ def test_links_lead_somewhere_and_files_and_tests_that_pages_name_exist(path: Pa
         assert (ROOT / name).is_file(), name
 
 
-def test_pages_use_the_words_of_the_field() -> None:
-    for path, text in WRITTEN.items():
-        assert not re.findall(r"\b(?:house|rooms?|strangers?)\b", text), path.name
-
-
 @pytest.mark.parametrize(
     ("script", "page"),
     [
@@ -63,6 +59,7 @@ def test_written_pages_are_up_to_date(script: str, page: str) -> None:
 @pytest.mark.slow
 def test_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("fl_dpbayes.report.figures.drawn_figure", undrawn)
     # The page on own data first: it makes the table that others read.
     for path in sorted(WRITTEN, key=lambda path: path.name != "own-data.md"):
         names: dict[str, object] = {}
@@ -83,6 +80,7 @@ def test_own_data_page_does_what_it_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("fl_dpbayes.report.figures.drawn_figure", undrawn)
     page = PAGES[ROOT / "docs" / "own-data.md"]
     (make,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
     exec(compile(make, "own-data", "exec"), {})
@@ -157,6 +155,15 @@ def test_stroke_scenario_has_the_settings_that_the_search_chose() -> None:
     }
 
 
+NO_FIGURES = f"""
+import sys
+sys.path.append({str(ROOT)!r})
+import fl_dpbayes.report.figures
+from tests.undrawn import undrawn
+fl_dpbayes.report.figures.drawn_figure = undrawn
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of the notebook's own machinery
 def test_tutorial_notebook_runs(tmp_path: Path) -> None:
@@ -167,6 +174,7 @@ def test_tutorial_notebook_runs(tmp_path: Path) -> None:
     assert not any(cell.get("outputs") for cell in notebook.cells), (
         "kept without results: noise is fresh"
     )
+    notebook.cells.insert(0, nbformat.v4.new_code_cell(NO_FIGURES))
     notebook.cells.append(
         nbformat.v4.new_code_cell("assert 0.4 < np.mean(display.prob_true) < 0.52  # 46 % of 296")
     )

@@ -7,6 +7,8 @@ import numpy as np
 import pandas
 import pytest
 
+from tests.undrawn import undrawn
+
 COLUMNS = "hospital;age;outcome"
 
 
@@ -61,8 +63,10 @@ def test_a_mistake_is_one_line(
 
 @pytest.mark.slow
 def test_odd_features_and_budgets_are_told_at_the_start_and_a_left_budget_at_the_end(
-    scenario, command
+    scenario, command, monkeypatch
 ) -> None:
+    monkeypatch.setattr("fl_dpbayes.report.figures.drawn_figure", undrawn)
+
     def said_of(name: str, *settings: str) -> str:
         words = [
             word

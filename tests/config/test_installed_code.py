@@ -26,9 +26,12 @@ from fl_dpbayes.config.scenario import load_scenario, site_plan
 from fl_dpbayes.config.site_file import read_site_file
 from fl_dpbayes.protocol.train import TrainRequest
 from fl_dpbayes.engine.simulate import simulate
-scenario = load_scenario("digits", ["data.source=tumours", "partition={kind='iid'}", "training.burn_in=0",
+import server.federation
+scenario = load_scenario("digits", ["data.source=tumours", "partition={kind='iid'}",
+    "training={rounds=2, steps_per_round=4, burn_in=0, thinning=2}",
     "sites={a={role='train'}, b={role='train'}}", "sampler.kind=dp-nesterov", "aggregation={rule='first'}"])
 assert type(scenario.sampler) is Nesterov
+server.federation.write_report = lambda folder: None
 simulate(scenario, "inline", Path("run"), None, Console())
 site = read_site_file(next(Path("run/sites").glob("*.toml")))
 request = TrainRequest.model_construct(model=scenario.model, plan=site_plan(scenario, 2))
