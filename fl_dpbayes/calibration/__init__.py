@@ -37,6 +37,13 @@ from fl_dpbayes.calibration.federation.evaluation import Evaluation
 from fl_dpbayes.calibration.intervals import student_interval, wilson_interval
 from fl_dpbayes.calibration.metrics.errors import reliability_bins
 from fl_dpbayes.calibration.metrics.ranking import exact_auroc, roc_points
+from fl_dpbayes.calibration.noised_counts import (
+    COUNT_BINS,
+    OUTCOMES,
+    coded_counts,
+    count_bin,
+    noised_counts,
+)
 from fl_dpbayes.calibration.prior_shift import estimated_prevalence, with_prevalence
 from fl_dpbayes.calibration.recalibration.descent import (
     Stretch,
@@ -64,8 +71,6 @@ from fl_dpbayes.calibration.release import (
     NoisedTable,
     bounded_sum,
     noised,
-    noised_table,
-    top_label_counts,
 )
 from fl_dpbayes.calibration.statistics import (
     CalibrationStatistics,

@@ -225,7 +225,7 @@ def noised_table(
     """Release a table of test records as `noised`, never without noise.
 
     Args:
-        exact: What `top_label_counts` made.
+        exact: What was counted.
         noise_multiplier: As for `noised`, above 0.
         generator: As for `noised`.
 

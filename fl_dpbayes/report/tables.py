@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from rich.table import Table
 
+from fl_dpbayes.calibration import CalibrationRecord
 from fl_dpbayes.report import page_tables
 from fl_dpbayes.report.headline import median_rows
 from fl_dpbayes.report.page_tables import (
@@ -19,7 +20,7 @@ from fl_dpbayes.report.page_tables import (
 )
 from fl_dpbayes.report.summary import Summary
 from fl_dpbayes.report.terminal_table import printed_table
-from fl_dpbayes.report.wording import in_reading_order, place_name, privacy_notes
+from fl_dpbayes.report.wording import NOISED_NOTE, in_reading_order, place_name, privacy_notes
 
 WIDTH = 100
 
@@ -49,7 +50,9 @@ def calibration_table(run: Summary, width: int = WIDTH) -> Table:
         caption += (
             " A median is taken of the sites' own rows: one site cannot move it beyond the others."
         )
-    short_place = replace(WHERE, write=lambda row: place_name(row.site).removesuffix(" sites"))
+    if any(row.noised for row in rows):
+        caption += f" {NOISED_NOTE}"
+    short_place = replace(WHERE, write=_short_place)
     return printed_table(
         title="Calibration",
         content=table_of((short_place, *MAIN_COLUMNS[1:]), rows),
@@ -58,3 +61,8 @@ def calibration_table(run: Summary, width: int = WIDTH) -> Table:
         expendable=[column.title for column in (AUROC, NLL, RECORDS, ECE, ACCURACY)],
         caption=caption,
     )
+
+
+def _short_place(row: CalibrationRecord) -> str:
+    place = place_name(row.site).removesuffix(" sites")
+    return f"{place}, noised" if row.noised else place

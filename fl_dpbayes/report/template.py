@@ -110,7 +110,8 @@ RUN_CALIBRATION = """\
 {{ table(calibration, "Calibration over all sites of a role") }}
 <p class="note">Errors in percentage points, [95% interval]. In parentheses: the ECE that a \
 perfectly calibrated model
-would show with as many records.</p>
+would show with as many records.\
+{% if run.calibration | selectattr("noised") | list %} {{ words.NOISED_NOTE }}{% endif %}</p>
 {% else %}<p>No calibration was measured.</p>{% endif %}
 <details class="guide"><summary>How to read this</summary>
 {{ calibrated() }} The plain ECE does: compare it only with the value in parentheses beside it.</p>
@@ -168,8 +169,8 @@ interval].</p>{% endif %}
 {% if clinical.rows %}{{ table(clinical, "Calibration intercept and slope") }}{% endif %}
 {{ further(further_clinical, "Intercept and slope at every site") -}}
 {% if net_benefit or roc %}
-<p class="note">Curves from sums that left without noise. The band of a ROC curve holds all that \
-these sums allow.</p>
+<p class="note">{% if roc %}ROC curves from sums that left without noise; the band holds all that \
+these sums allow. {% endif %}Intervals hold the noise on noised sums.</p>
 <div class="figures">{% for item in roc + net_benefit %}{{ figure(item) }}{% endfor %}</div>
 {% endif %}
 <details class="guide"><summary>How to read this</summary>
