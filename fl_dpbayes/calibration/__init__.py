@@ -6,6 +6,7 @@ intervals, recalibration maps, prediction sets.
 
 from fl_dpbayes.calibration.bins import (
     COUNT,
+    FINE_BINS,
     REPORT_BINS,
     Floats,
     coarsen,
@@ -38,8 +39,11 @@ from fl_dpbayes.calibration.intervals import student_interval, wilson_interval
 from fl_dpbayes.calibration.metrics.errors import reliability_bins
 from fl_dpbayes.calibration.metrics.ranking import exact_auroc, roc_points
 from fl_dpbayes.calibration.noised_counts import (
+    CODE,
     COUNT_BINS,
+    INNER_EDGES,
     OUTCOMES,
+    NoisedCounts,
     coded_counts,
     count_bin,
     noised_counts,

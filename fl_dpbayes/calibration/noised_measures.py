@@ -146,10 +146,12 @@ class JoinedBins:
     Attributes:
         sums: Sums of 1, p and y, shape (J, 3).
         noise_std: Standard deviation of the noise on the gap of each, over sqrt(2), shape (J,).
+        members: 1 where a record of a bin and outcome belongs to it, shape (J, COUNT_BINS, 2).
     """
 
     sums: Floats
     noise_std: Floats
+    members: Floats
 
 
 def joined_bins(table: NoisedCounts) -> JoinedBins:
@@ -171,6 +173,7 @@ def joined_bins(table: NoisedCounts) -> JoinedBins:
     return JoinedBins(
         sums=np.array([part.of(table) for part in clear]).reshape(-1, 3),
         noise_std=np.array([(_noise(table, gap, gap) / 2) ** 0.5 for gap in gaps]),
+        members=np.array([part.records for part in clear]).reshape(-1, *ALL_RECORDS.shape),
     )
 
 

@@ -240,14 +240,6 @@ def noised_table(
     return noised(exact=exact, noise_multiplier=noise_multiplier, generator=generator)
 
 
-def merge_noised(first: NoisedTable, second: NoisedTable) -> NoisedTable:
-    """Add the tables of two sites, whose independent noises add in variance."""
-    return NoisedTable(
-        sums=first.sums + second.sums,
-        noise_std=math.hypot(first.noise_std, second.noise_std),
-    )
-
-
 def _bounded(shares: Floats, bound: float) -> Floats:
     """Bound the shares of one piece of rows."""
     largest = np.abs(shares).max(axis=1, initial=0.0, keepdims=True)

@@ -111,7 +111,8 @@ def _check_noised(
 ) -> None:
     """Check that sums of values in [0, 1] lie where the declared size and their noise put them."""
     slack = np.broadcast_to(NOISE_DEVIATIONS * np.asarray(noise_std), sums.shape)
-    impossible = sums[(sums < -slack) | (sums > _most_records(card) + slack)]
+    possible = (sums >= -slack) & (sums <= _most_records(card) + slack)
+    impossible = sums[~possible]
     if impossible.size:
         raise ValueError(
             f"a sum is {impossible[0]:.4g}, which {card.units} units and the stated noise do not "

@@ -1,5 +1,7 @@
 """Subgroups of test records: counted at the site, checked by the server, sent if public."""
 
+import math
+
 import numpy as np
 import pytest
 from flwr.app import Array
@@ -147,7 +149,9 @@ POLICY = {"max_run_epsilon": 4.0, "groups": {"sick": ["0", "1"]}}
 
 
 @pytest.mark.parametrize("release", ["public", "noised", "none"])
-def test_nothing_about_subgroups_leaves_unless_test_data_are_public(table_site, release) -> None:
+def test_subgroups_leave_exactly_with_noise_or_not_at_all_as_the_sums_do(
+    table_site, release
+) -> None:
     site = table_site()
     rows = [(f"p{number}", float(number % 2), 1.0, number % 2) for number in range(40)]
     source = SOURCE | {"group_columns": ["sick"]}
@@ -160,7 +164,11 @@ def test_nothing_about_subgroups_leaves_unless_test_data_are_public(table_site, 
     record = record_of(reply)
     names = set(reply.content["arrays"])
     if release == "noised":
-        assert (record["groups"], names) == ([], {"last/noised"})
+        # All that the policy declares, and the others, whatever the records are.
+        assert record["groups"] == [["sick", value] for value in ("0", "1", "other")]
+        assert names == {"last/noised", *(f"group-{number}/last/noised" for number in range(3))}
+        # A record is counted among all, and in one subgroup.
+        assert record["noise_std"] == pytest.approx(2.0 * math.sqrt(2))
         return
     assert record["groups"] == [["sick", "0"], ["sick", "1"]]
     assert {"last/top_label", "group-0/last/top_label", "group-1/last/uncertainty"} < names
