@@ -149,7 +149,7 @@ def _told_curve(table: NoisedCounts) -> tuple[NetBenefitRecord, ...] | None:
     return tuple(points) or None
 
 
-def _noised_ece(table: NoisedCounts, generator: np.random.Generator) -> dict[str, float | None]:
+def _noised_ece(table: NoisedCounts, generator: np.random.Generator) -> dict[str, Any]:
     joined = joined_bins(table)
     sums = joined.sums
     if len(sums) == 0:
