@@ -172,16 +172,16 @@ def _rms(drawn: TestSets, noise_std: float, generator: np.random.Generator) -> d
     truths = []
     for number, table in enumerate(binned(drawn, REPORT_BINS)):
         if noise_std:
-            counts, of_bins = _count_top_labels(drawn, number)
+            of_bins = _sums_by_count_bin(drawn, number)
+            counts = np.column_stack([of_bins[:, 0] - of_bins[:, 2], of_bins[:, 2]])
             noise = noise_std * generator.standard_normal(counts.shape)
             # More than two classes: the table is of the top label.
             released = NoisedCounts(CODE @ counts + noise, noise_std, classes=TOP_LABEL_CLASSES)
             joined = joined_bins(released)
-            if len(joined.sums):
-                ends.append(rms_interval(joined.sums, joined.noise_std))
-                truths.append(_true_rms(joined.members[..., 1] @ of_bins))
-            continue
-        interval = rms_interval(table[:, :3])
+            interval = rms_interval(joined.sums, joined.noise_std)
+            table = joined.members[..., 1] @ of_bins
+        else:
+            interval = rms_interval(table[:, :3])
         if interval is not None:
             ends.append(interval)
             truths.append(_true_rms(table))
@@ -203,15 +203,14 @@ def _rms(drawn: TestSets, noise_std: float, generator: np.random.Generator) -> d
     return values | {name: float(np.mean(of_sets)) for name, of_sets in shares.items()}
 
 
-def _count_top_labels(drawn: TestSets, number: int) -> tuple[Floats, Floats]:
-    """Count one test set by bin and outcome, (COUNT_BINS, 2), and sum 1, p, y, q by bin."""
+def _sums_by_count_bin(drawn: TestSets, number: int) -> Floats:
+    """Sum 1, p, y and q by bin of one test set, shape (COUNT_BINS, 4)."""
     confidence = drawn.confidence[number]
     right = drawn.right[number]
     place = count_bin(confidence)
     weights = (np.ones_like(confidence), confidence, right, drawn.frequency[number])
-    of_bins = np.stack([np.bincount(place, weight, COUNT_BINS) for weight in weights], axis=1)
-    counts = np.column_stack([of_bins[:, 0] - of_bins[:, 2], of_bins[:, 2]])
-    return counts, of_bins
+    sums = [np.bincount(place, weight, COUNT_BINS) for weight in weights]
+    return np.stack(sums, axis=1).astype(np.float64)
 
 
 def _true_rms(table: Floats) -> float:

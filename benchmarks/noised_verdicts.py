@@ -29,6 +29,9 @@ from fl_dpbayes.privacy import Streams, solve_multiplier
 
 COUNTS = (100, 200, 500, 1000)
 EPSILONS = (0.5, 1.0, 2.0, 4.0)
+# Of the second model.
+FEWER_COUNTS = (200, 1000)
+FEWER_EPSILONS = (1.0, 4.0)
 DELTA = 1e-3
 THRESHOLD = 0.2
 NET_BENEFIT = "net benefit at 20 %"
@@ -68,6 +71,22 @@ MODELS: Mapping[str, Model] = {
     "calibrated": Model(-1.7, 1.2),
     "too extreme, too high": Model(-1.2, 1.5, intercept=-0.5, slope=0.6),
 }
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is drawn: a key of `MODELS`, n patients, and one table of epsilon."""
+
+    model: str
+    n: int
+    epsilon: float
+
+
+FIRST_MODEL, SECOND_MODEL = MODELS
+SETTINGS = [
+    *(Setting(FIRST_MODEL, n, epsilon) for n in COUNTS for epsilon in EPSILONS),
+    *(Setting(SECOND_MODEL, n, epsilon) for n in FEWER_COUNTS for epsilon in FEWER_EPSILONS),
+]
 
 
 @dataclass(frozen=True)
@@ -162,26 +181,24 @@ def figure_of(values: CalibrationValues, name: str) -> Figure:
     return Figure(value, Interval(ends[0], ends[1]))
 
 
-def measure(name: str, n: int, epsilon: float, draws: int, seed: int = 0) -> Iterator[Row]:
+def measure(setting: Setting, draws: int, seed: int = 0) -> Iterator[Row]:
     """Draw test sets and tables, and measure each figure.
 
     Args:
-        name: A key of `MODELS`.
-        n: Patients of a test set.
-        epsilon: Of a table.
+        setting: What is drawn.
         draws: How many.
         seed: Of all draws.
     """
-    model = MODELS[name]
-    multiplier = solve_multiplier(epsilon, DELTA, 1.0, 1, "add_or_remove_one")
-    generator = Streams.from_insecure_seed(seed, f"noised-verdicts {name}").generator(
-        f"n={n} epsilon={epsilon:g}"
+    model = MODELS[setting.model]
+    multiplier = solve_multiplier(setting.epsilon, DELTA, 1.0, 1, "add_or_remove_one")
+    generator = Streams.from_insecure_seed(seed, f"noised-verdicts {setting.model}").generator(
+        f"n={setting.n} epsilon={setting.epsilon:g}"
     )
     truth = true_figures(model)
     noised: list[CalibrationValues] = []
     exact: list[CalibrationValues] = []
     for number in range(draws):
-        p, _, events = draw_patients(model, n, generator)
+        p, _, events = draw_patients(model, setting.n, generator)
         probabilities = np.column_stack([1 - p, p])
         sums = coded_counts(probabilities, events).sums
         sums = sums + multiplier * generator.standard_normal(sums.shape)
@@ -199,9 +216,7 @@ def measure(name: str, n: int, epsilon: float, draws: int, seed: int = 0) -> Ite
             if one.value is not None and other.value is not None
         ]
         yield Row(
-            model=name,
-            n=n,
-            epsilon=epsilon,
+            **asdict(setting),
             noise_multiplier=multiplier,
             figure=figure,
             coverage=float(np.mean([_holds(one.interval, truth[figure]) for one in of_noised])),
@@ -245,17 +260,17 @@ def main() -> None:
     )
     parser.add_argument("--draws", type=int, default=400, help="of each setting (default: 400)")
     parser.add_argument("--to", type=Path, required=True, help="folder for noised-verdicts.csv")
+    parser.add_argument("--model", default="", choices=MODELS, help="of this model alone")
     arguments = parser.parse_args()
     arguments.to.mkdir(parents=True, exist_ok=True)
     with (arguments.to / "noised-verdicts.csv").open("w", newline="") as file:
         table = csv.DictWriter(file, [field.name for field in fields(Row)])
         table.writeheader()
-        for name in MODELS:
-            for n in COUNTS:
-                for epsilon in EPSILONS:
-                    table.writerows(map(_written, measure(name, n, epsilon, arguments.draws)))
-                    file.flush()
-                    print(f"{name}, n = {n}, epsilon {epsilon:g}", flush=True)
+        for setting in SETTINGS:
+            if arguments.model in ("", setting.model):
+                table.writerows(map(_written, measure(setting, arguments.draws)))
+                file.flush()
+                print(setting, flush=True)
 
 
 if __name__ == "__main__":

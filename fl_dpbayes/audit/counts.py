@@ -245,7 +245,7 @@ def _table_questions(
     tables: Sequence[Release],
     expected: Array,
     *,
-    amounts: Sequence[Finding],
+    amounts: list[Finding],
     records: Mapping[str, CountedRecord],
     counted_part: str,
     generator: np.random.Generator,

@@ -29,11 +29,11 @@ from fl_dpbayes.calibration.noised_counts import (
 LOSS_FLOOR = 1 / 96
 THRESHOLDS = tuple(float(edge) / FINE_BINS for edge in INNER_EDGES if 20 * edge % FINE_BINS == 0)
 INTERCEPTS = np.linspace(-8.0, 8.0, 641)
-SLOPES = np.linspace(-1.0, 4.0, 251)
+SLOPES = np.linspace(-1.0, 4.0, 126)
 # Standard deviations of noise that a count must exceed before a ratio over it means anything.
 CLEAR = 5.0
 BISECTIONS = 50
-FIT_STEPS = 5
+FIT_STEPS = 3
 # Of the log odds, in one step of the fit.
 LARGEST_STEP = 2.0
 SMALLEST_CURVATURE = 1e-12
@@ -266,7 +266,10 @@ def calibration_slope(table: NoisedCounts) -> Measured | None:
     if best in (0, len(SLOPES) - 1):
         return None
     level = NORMAL_QUANTILE**2
-    value = float(SLOPES[best])
+    before, least, after = chi_squares[best - 1 : best + 2]
+    # The lowest point of the parabola through three points.
+    way = (before - after) / (2 * (before - 2 * least + after))
+    value = float(SLOPES[best] + way * (SLOPES[1] - SLOPES[0]))
     low = _crossing(SLOPES[: best + 1], chi_squares[: best + 1], level)
     high = _crossing(SLOPES[best:][::-1], chi_squares[best:][::-1], level)
     if low is None or high is None:

@@ -108,11 +108,13 @@ def test_vanishing_noise_gives_the_exact_summary_limit():
     assert noisy.cannot_tell == ()
     assert noisy.n == exact.n
     assert noisy.accuracy == pytest.approx(exact.accuracy, abs=1e-9)
-    # What is left is the width of bins: .45 in log odds at most where records are.
+    # What is left is the width of bins: .45 in log odds at most where records are. Pairs within a
+    # bin are ties of the AUROC, which makes it smaller.
+    assert noisy.auroc < exact.auroc
     for metric, width in {
         "nll": 2e-3,
         "brier": 2e-3,
-        "auroc": 2e-3,
+        "auroc": 3e-3,
         "rms_debiased": 3e-3,
         "calibration_intercept": 1e-2,
         "calibration_slope": 1e-2,

@@ -45,7 +45,6 @@ def test_exact_count_is_bounded_by_the_declared_units_and_their_error() -> None:
         ({(bin_, 0): 297.0 for bin_ in range(COUNT_BINS)}, None),
         ({(bin_, 0): 310.0 for bin_ in range(COUNT_BINS)}, "test records"),
         ({(3, 0): np.nan}, "a sum is nan"),
-        ({(3, 0): np.inf}, "a sum is"),
     ],
 )
 def test_noised_sums_are_bounded_too(
@@ -71,8 +70,8 @@ def test_noise_that_is_stated_too_large_is_no_excuse() -> None:
     [
         (0.0, 0.0, True),
         (1.0, 0.0, False),
-        (60.0, 10.0, True),
-        (130.0, 10.0, False),
+        (50.0, 10.0, True),
+        (60.0, 10.0, False),
     ],
 )
 def test_results_of_no_record_name_their_sender(count: float, noise: float, named: bool) -> None:
