@@ -15,7 +15,7 @@ from clients.pay import Answer, SentArrays, WorkResult, pay
 from clients.received_request import ReceivedRequest
 from clients.stated_passes import stated_passes
 from clients.subgroups import counted_groups, declared_groups, measured_groups
-from fl_dpbayes.calibration import Sums, noised_counts
+from fl_dpbayes.calibration import Sums, release_counts
 from fl_dpbayes.config import SiteFile
 from fl_dpbayes.data import Site, SiteSplit, is_delta_allowed, ledger_place, load_site, open_ledger
 from fl_dpbayes.models import build_model
@@ -147,7 +147,7 @@ def _release_noised(
         }
         arrays: SentArrays = {}
         for predictor, prediction in _predictions(received, part, samples):
-            released = noised_counts(
+            released = release_counts(
                 [count_bounded(prediction, part.labels, records) for records in chosen.values()],
                 max_records_per_unit=policy.max_test_records_per_unit,
                 noise_multiplier=noise_multiplier,

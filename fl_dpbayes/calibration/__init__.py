@@ -46,7 +46,7 @@ from fl_dpbayes.calibration.noised_counts import (
     NoisedCounts,
     coded_counts,
     count_bin,
-    noised_counts,
+    release_counts,
 )
 from fl_dpbayes.calibration.prior_shift import estimated_prevalence, with_prevalence
 from fl_dpbayes.calibration.recalibration.descent import (

@@ -126,7 +126,7 @@ def coded_counts(probabilities: Floats, labels: npt.NDArray[np.int64]) -> Bounde
     return BoundedSum(sums=CODE @ counted.sums, sensitivity=counted.sensitivity)
 
 
-def noised_counts(
+def release_counts(
     tables: Sequence[BoundedSum],
     max_records_per_unit: int,
     noise_multiplier: float,

@@ -326,7 +326,7 @@ FAULTS: dict[str, Fault] = {
         clients.recalibrate, "capped_units", lambda sound: lambda part, most: part
     ),
     "evaluation noise forgets its cap": change_keywords(
-        clients.evaluate, "noised_counts", lambda rest: {"max_records_per_unit": 1}
+        clients.evaluate, "release_counts", lambda rest: {"max_records_per_unit": 1}
     ),
     "evaluation counts a record more than once": changed(
         calibration_counts, "CODE", lambda sound: 1.5 * sound

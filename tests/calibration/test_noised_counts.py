@@ -19,7 +19,7 @@ from fl_dpbayes.calibration.noised_counts import (
     NoisedCounts,
     coded_counts,
     largest_sensitivity,
-    noised_counts,
+    release_counts,
     without_noise,
 )
 from fl_dpbayes.calibration.release import BoundedSum
@@ -32,7 +32,7 @@ NOTHING = BoundedSum(np.zeros((COUNT_BINS, 2)), 1.0)
 
 
 def released(tables, generator, noise_multiplier=1.0, most_records=1, tables_of_a_record=1):
-    return noised_counts(
+    return release_counts(
         tables,
         max_records_per_unit=most_records,
         noise_multiplier=noise_multiplier,

@@ -7,7 +7,7 @@ from fl_dpbayes.calibration.metrics import errors, scores
 from fl_dpbayes.calibration.noised_counts import (
     NoisedCounts,
     coded_counts,
-    noised_counts,
+    release_counts,
     without_noise,
 )
 from fl_dpbayes.calibration.noised_measures import CLEAR, joined_bins
@@ -88,7 +88,7 @@ def draw(generator, count, gap, confidences=(0.55, 0.62, 0.68, 0.75, 0.82, 0.88,
 
 def released(records, noise_multiplier, generator):
     probabilities, _ = records
-    (table,) = noised_counts(
+    (table,) = release_counts(
         [coded_counts(*records)],
         max_records_per_unit=1,
         noise_multiplier=noise_multiplier,
