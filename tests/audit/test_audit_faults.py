@@ -467,6 +467,8 @@ PLAIN = {
     ),
     (audit_counts, "records of each unit of the test part|counts the records of the test part"): (
         "evaluation reads training units",
+    ),
+    (audit_counts, "records of each unit of the test part"): (
         "evaluation counts a record more than once",
     ),
 }

@@ -135,7 +135,8 @@ def noised_arrays(groups, noise_std: float, seed: int) -> dict[str, np.ndarray]:
     """Released counts of 300 records of one bin, 100 of them in each of the groups."""
     generator = np.random.default_rng(seed)
     arrays = {}
-    for place, count in {"": 300} | {f"group-{k}/": 100 for k in range(len(groups))}.items():
+    records = {"": 300} | {f"group-{k}/": 100 for k in range(len(groups))}
+    for place, count in records.items():
         counts = np.zeros((COUNT_BINS, 2))
         counts[12] = [0.75 * count, 0.25 * count]
         for predictor in ("last", "posterior"):
