@@ -20,21 +20,29 @@ import pandas as pd
 from scipy.special import expit, logit
 from scipy.stats import binom
 
-from fl_dpbayes.calibration import REPORT_BINS, Floats, NoisedTable, from_batch, wilson_interval
+from fl_dpbayes.calibration import (
+    COUNT_BINS,
+    REPORT_BINS,
+    Floats,
+    count_bin,
+    from_batch,
+    wilson_interval,
+)
 from fl_dpbayes.calibration.bins import bin_index
 from fl_dpbayes.calibration.intervals import TAILS, Interval
 from fl_dpbayes.calibration.metrics.scores import brier_interval, nll_interval
+from fl_dpbayes.calibration.noised_counts import CODE, NoisedCounts
+from fl_dpbayes.calibration.noised_measures import joined_bins
 from fl_dpbayes.calibration.rms_interval import rms_interval
 from fl_dpbayes.calibration.statistics import PROBABILITY_FLOOR
-from fl_dpbayes.calibration.summarise import join_small_bins
 from fl_dpbayes.privacy import Streams
 
 COUNTS = (50, 200, 624, 2000, 5000)
-# Standard deviations on each released sum: a site's noise multiplier times sqrt(3), or several
-# sites' in squares.
+# Standard deviations on each released sum: a site's noise multiplier, or several sites' in squares.
 NOISES, NOISED_COUNTS = (1.0, 5.0, 20.0), (624, 5000)
 NOISED_CONFIDENCES = ("Beta(.6, .6)", "top of 2, uniform", "Beta(8, 1)")
 POPULATION = 400_000
+TOP_LABEL_CLASSES = 3
 # Of a record whose true class has the probability p.
 LOSSES: Mapping[str, Callable[[Floats], Floats]] = {
     "nll": lambda p: -np.log(np.maximum(p, PROBABILITY_FLOOR)),
@@ -162,20 +170,21 @@ def measure(
 def _rms(drawn: TestSets, noise_std: float, generator: np.random.Generator) -> dict[str, float]:
     ends = []
     truths = []
-    for table in binned(drawn, REPORT_BINS):
-        noise = np.zeros(len(table))
-        released = table[:, :3]
+    for number, table in enumerate(binned(drawn, REPORT_BINS)):
         if noise_std:
-            # The true sums travel along, so that bins that are joined by their noisy counts keep
-            # their truth.
-            released = released + noise_std * generator.standard_normal((len(table), 3))
-            joined, noise = join_small_bins(NoisedTable(np.hstack([released, table]), noise_std))
-            released, table = joined[:, :3], joined[:, 3:]
-        interval = rms_interval(released, noise) if len(released) else None
+            of_bins = _sums_by_count_bin(drawn, number)
+            counts = np.column_stack([of_bins[:, 0] - of_bins[:, 2], of_bins[:, 2]])
+            noise = noise_std * generator.standard_normal(counts.shape)
+            # More than two classes: the table is of the top label.
+            released = NoisedCounts(CODE @ counts + noise, noise_std, classes=TOP_LABEL_CLASSES)
+            joined = joined_bins(released)
+            interval = rms_interval(joined.sums, joined.noise_std)
+            table = joined.members[..., 1] @ of_bins
+        else:
+            interval = rms_interval(table[:, :3])
         if interval is not None:
             ends.append(interval)
-            squares = (table[:, 1] - table[:, 3]) ** 2 / np.maximum(table[:, 0], 1)
-            truths.append(math.sqrt(squares.sum() / table[:, 0].sum()))
+            truths.append(_true_rms(table))
     variance = float((drawn.frequency * (1 - drawn.frequency)).sum(axis=1).mean())
     values = {"spread": math.sqrt(variance), "intervals": float(len(ends))}
     if not ends:
@@ -192,6 +201,22 @@ def _rms(drawn: TestSets, noise_std: float, generator: np.random.Generator) -> d
         "zero": low == 0,
     }
     return values | {name: float(np.mean(of_sets)) for name, of_sets in shares.items()}
+
+
+def _sums_by_count_bin(drawn: TestSets, number: int) -> Floats:
+    """Sum 1, p, y and q by bin of one test set, shape (COUNT_BINS, 4)."""
+    confidence = drawn.confidence[number]
+    right = drawn.right[number]
+    place = count_bin(confidence)
+    weights = (np.ones_like(confidence), confidence, right, drawn.frequency[number])
+    sums = [np.bincount(place, weight, COUNT_BINS) for weight in weights]
+    return np.stack(sums, axis=1).astype(np.float64)
+
+
+def _true_rms(table: Floats) -> float:
+    """Return the error of sums of 1, p, y and the true frequency by bin, shape (B, 4)."""
+    squares = (table[:, 1] - table[:, 3]) ** 2 / np.maximum(table[:, 0], 1)
+    return math.sqrt(squares.sum() / table[:, 0].sum())
 
 
 @functools.cache

@@ -14,8 +14,8 @@ from clients.own_site import compute_device, site_streams
 from clients.pay import Answer, SentArrays, WorkResult, pay
 from clients.received_request import ReceivedRequest
 from clients.stated_passes import stated_passes
-from clients.subgroups import declared_groups, measured_groups
-from fl_dpbayes.calibration import Sums, noised_table
+from clients.subgroups import counted_groups, declared_groups, measured_groups
+from fl_dpbayes.calibration import Sums, release_counts
 from fl_dpbayes.config import SiteFile
 from fl_dpbayes.data import Site, SiteSplit, is_delta_allowed, ledger_place, load_site, open_ledger
 from fl_dpbayes.models import build_model
@@ -107,11 +107,11 @@ def _release_exact(
 def _release_noised(
     received: ReceivedRequest[EvaluateRequest], site: Site, part: SiteSplit, samples: Arrays
 ) -> Answer:
-    """Release one coarse noised table per predictor, paid for in the account of the test part.
+    """Release one vector of noised counts per predictor, paid for in the account of the test part.
 
-    Each table is one full-batch Gaussian event; the test part is disjoint from the training part,
-    so it has a budget of its own. Every unit counts at most `policy.max_test_records_per_unit` of
-    its records.
+    A vector holds the counts of all records and of each declared subgroup, and is one full-batch
+    Gaussian event; the test part is disjoint from the training part, so it has a budget of its own.
+    Every unit counts at most `policy.max_test_records_per_unit` of its records.
     """
     request = received.request
     site_file = received.site_file
@@ -139,14 +139,32 @@ def _release_noised(
         if reserved.steps < tables:
             raise RefusedError(RefusalCode.BUDGET_EXHAUSTED)
         streams = site_streams(site_file, request.run, request.round, "evaluate")
-        most_records = site_file.policy.max_test_records_per_unit
+        policy = site_file.policy
+        groups = counted_groups(part, policy, tables * received.outcome.sums.noised_nbytes)
+        chosen = {"": slice(None)} | {
+            f"{subgroup_prefix(number)}/": members
+            for number, members in enumerate(groups.members.values())
+        }
         arrays: SentArrays = {}
         for predictor, prediction in _predictions(received, part, samples):
-            exact = count_bounded(prediction, part.labels, most_records)
-            generator = streams.cipher(predictor)
-            table = noised_table(exact, noise_multiplier, generator)
-            arrays |= prefixed(predictor, {"noised": table.sums})
-        return WorkResult(fields={"release": "noised", "noise_std": table.noise_std}, arrays=arrays)
+            released = release_counts(
+                [count_bounded(prediction, part.labels, records) for records in chosen.values()],
+                max_records_per_unit=policy.max_test_records_per_unit,
+                noise_multiplier=noise_multiplier,
+                generator=streams.cipher(predictor),
+                tables_of_a_record=1 + groups.attributes,
+            )
+            for place, table in zip(chosen, released, strict=True):
+                arrays |= prefixed(f"{place}{predictor}", {"noised": table.sums})
+        return WorkResult(
+            fields={
+                "release": "noised",
+                "noise_std": released[0].noise_std,
+                "groups": tuple(groups.members),
+                "groups_left_out": groups.left_out,
+            },
+            arrays=arrays,
+        )
 
     with open_ledger(site_file, site, received.audit_line) as ledger:
         paid = pay(

@@ -94,10 +94,16 @@ def _with_body(site_file: SiteFile, model: Model, body: FrozenBody, part: SiteSp
 def capped_units(part: SiteSplit, max_records: int) -> SiteSplit:
     """Return the first `max_records` records of every unit, in their order.
 
-    They have neither truth nor subgroups, of which a table makes no use.
+    They have no truth, of which a table makes no use.
     """
     order = np.argsort(part.unit_index, kind="stable")
     sorted_units = part.unit_index[order]
     rank_in_unit = np.arange(len(order)) - np.searchsorted(sorted_units, sorted_units)
     rows = np.sort(order[rank_in_unit < max_records])
-    return SiteSplit(part.features[rows], part.labels[rows], part.unit_index[rows], part.unit_count)
+    return SiteSplit(
+        part.features[rows],
+        part.labels[rows],
+        part.unit_index[rows],
+        part.unit_count,
+        groups={name: values[rows] for name, values in part.groups.items()},
+    )

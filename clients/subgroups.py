@@ -1,6 +1,7 @@
 """The subgroups of a site's test records that an evaluation counts: those of enough units."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +32,49 @@ def declared_groups(part: SiteSplit, policy: Policy) -> dict[str, npt.NDArray]:
         if np.any(values != OTHER_GROUP):
             groups[attribute] = values
     return groups
+
+
+@dataclass(frozen=True)
+class CountedGroups:
+    """The subgroups that leave with noise.
+
+    Attributes:
+        members: Subgroup (attribute, value) -> which records belong to it, shape (N,).
+        attributes: How many subgroups a record belongs to, one of each attribute.
+        left_out: How many subgroups do not fit into a reply.
+    """
+
+    members: Mapping[Group, npt.NDArray[np.bool_]]
+    attributes: int
+    left_out: int
+
+
+def counted_groups(part: SiteSplit, policy: Policy, group_bytes: int) -> CountedGroups:
+    """Choose the subgroups that leave with noise: all that the policy names, and the others.
+
+    Which these are follows from the policy and the table's columns alone: a subgroup that no record
+    belongs to is counted too, and none is joined to another.
+
+    Args:
+        part: The site's test records.
+        policy: What the site declares.
+        group_bytes: The size of the tables of one subgroup, of all predictors.
+    """
+    most = most_groups(group_bytes)
+    members: dict[Group, npt.NDArray[np.bool_]] = {}
+    attributes = 0
+    left_out = 0
+    for attribute, recorded in part.groups.items():
+        values = [value for value in policy.groups.get(attribute, ()) if value != OTHER_GROUP]
+        if not values:
+            continue
+        if len(members) + len(values) + 1 > most:
+            left_out += len(values) + 1
+            continue
+        attributes += 1
+        members |= {(attribute, value): recorded == value for value in values}
+        members[attribute, OTHER_GROUP] = ~np.isin(recorded, values)
+    return CountedGroups(members=members, attributes=attributes, left_out=left_out)
 
 
 def _with_small_groups_joined(

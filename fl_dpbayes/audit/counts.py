@@ -29,11 +29,20 @@ from fl_dpbayes.audit.parts import (
     PartedSite,
     write_parted,
 )
-from fl_dpbayes.calibration import COUNT, coarsen
+from fl_dpbayes.calibration import (
+    CODE,
+    COUNT,
+    COUNT_BINS,
+    OUTCOMES,
+    NoisedCounts,
+    coarsen,
+    count_bin,
+)
 from fl_dpbayes.config import Scenario
 from fl_dpbayes.config import recalibration as config
 from fl_dpbayes.privacy.audit_statistics import (
     Check,
+    Finding,
     Questions,
     mean_test,
     verdicts,
@@ -47,6 +56,7 @@ FALSE_ALARM = 1e-5
 # epsilon.
 LEAST_EPSILON = 2.0
 COLUMNS = 3
+UNIT_RECORDS = float(UNITS * CAP)
 TABLES = 24
 # The lowest bits of float64 that are looked at.
 FLOAT64_BITS = 6
@@ -57,7 +67,8 @@ class CountedRecord:
     """What a record adds to a table of counts.
 
     Attributes:
-        probability: In [0, 1], which chooses the bin.
+        probability: In [0, 1], which chooses the bin: of two classes that of class 1, else the
+            largest.
         outcome: 1 where the prediction is right, or where the record is of class 1; 0 elsewhere.
     """
 
@@ -66,8 +77,13 @@ class CountedRecord:
 
     @property
     def bin(self) -> int:
-        """The row of the table that it is added to."""
+        """The row of a table of BINS bins that it is added to."""
         return int(self.probability * BINS)
+
+    @property
+    def cell(self) -> tuple[int, int]:
+        """The bin and outcome of noised counts that it is added to."""
+        return int(count_bin(np.array([self.probability]))[0]), int(self.outcome)
 
 
 def audit_counts(scenario: Scenario, folder: Path, generator: np.random.Generator) -> list[Check]:
@@ -102,9 +118,9 @@ def audit_counts(scenario: Scenario, folder: Path, generator: np.random.Generato
         }
     evaluations = [_evaluation_table(parted, run) for run in range(1, TABLES + 1)]
     counts = [_isotonic_table(parted, run) for run in range(1, TABLES + 1)]
-    isotonic = _table_questions(counts, counted, "recalibration", generator)
+    isotonic = _isotonic_questions(counts, counted, generator)
     descent = descent_questions(parted)
-    evaluation = _table_questions(evaluations, by_top_label, "test", generator)
+    evaluation = _evaluation_questions(evaluations, counted, generator)
     return [
         *verdicts("isotonic recalibration", isotonic, FALSE_ALARM / 4),
         *verdicts("recalibration by descent", descent, FALSE_ALARM / 4),
@@ -134,7 +150,11 @@ def _evaluation_table(parted: PartedSite, run: int) -> Release:
     noise_multiplier = parted.scenario.evaluation.noise_multiplier or 1.0
     reply, arrays = _evaluate(parted, parted.site, run, noise_multiplier)
     assert reply.privacy is not None
-    return _released_table(arrays["posterior/noised"], reply.privacy.history[-1][0])
+    # A unit adds CAP vectors of length 1 at most.
+    return Release(
+        sums=arrays["posterior/noised"].astype(np.float64),
+        noise_std=reply.privacy.history[-1][0] * CAP,
+    )
 
 
 def _isotonic_table(parted: PartedSite, run: int) -> Release:
@@ -157,35 +177,87 @@ def _isotonic_table(parted: PartedSite, run: int) -> Release:
     return _released_table(released["noised"], reply.privacy.history[-1][0])
 
 
+def _isotonic_questions(
+    tables: Sequence[Release],
+    records: Mapping[str, CountedRecord],
+    generator: np.random.Generator,
+) -> Questions:
+    """Compare tables of (1, p, y) by bin with what the recalibration part adds."""
+    record = records["recalibration"]
+    expected = np.zeros((BINS, COLUMNS))
+    expected[record.bin] = UNIT_RECORDS * np.array([1.0, record.probability, record.outcome])
+    off = np.mean([table.sums for table in tables], axis=0) - expected
+    deviation = mean_noise_std([table.noise_std for table in tables])
+    amounts = [
+        mean_test(
+            float(off[of_part.bin, COUNT]),
+            deviation,
+            f"records of the {part} part",
+            unit=UNIT_RECORDS,
+        )
+        for part, of_part in records.items()
+    ]
+    return _table_questions(
+        tables,
+        expected,
+        amounts=amounts,
+        records=records,
+        counted_part="recalibration",
+        generator=generator,
+    )
+
+
+def _evaluation_questions(
+    tables: Sequence[Release],
+    records: Mapping[str, CountedRecord],
+    generator: np.random.Generator,
+) -> Questions:
+    """Compare coded counts with what the test part adds."""
+    exact = np.zeros((COUNT_BINS, OUTCOMES))
+    exact[records["test"].cell] = UNIT_RECORDS
+    expected = CODE @ exact
+    mean = NoisedCounts(
+        sums=np.mean([table.sums for table in tables], axis=0) - expected,
+        noise_std=mean_noise_std([table.noise_std for table in tables]),
+        classes=OUTCOMES,
+    )
+    deviations = np.sqrt(np.diag(mean.covariance))
+    amounts = [
+        mean_test(
+            float(mean.counts[of_part.cell]),
+            float(deviations[of_part.cell[0]]),
+            f"records of the {part} part",
+            unit=UNIT_RECORDS,
+        )
+        for part, of_part in records.items()
+    ]
+    return _table_questions(
+        tables,
+        expected,
+        amounts=amounts,
+        records=records,
+        counted_part="test",
+        generator=generator,
+    )
+
+
 def _table_questions(
     tables: Sequence[Release],
+    expected: Array,
+    *,
+    amounts: list[Finding],
     records: Mapping[str, CountedRecord],
     counted_part: str,
     generator: np.random.Generator,
 ) -> Questions:
-    """Compare released tables with what the units of one part add.
+    """Ask whose records released tables hold, and whether every cell has its noise.
 
-    CAP records of each unit are counted, and every cell has its noise. `records` gives what each
-    record of a part adds.
+    `expected` is what the units of the counted part add, CAP records each. `amounts` says how many
+    records of each part are in the tables beyond it.
     """
-    unit_records = float(UNITS * CAP)
-    record = records[counted_part]
-    expected = np.zeros((BINS, COLUMNS))
-    expected[record.bin] = unit_records * np.array([1.0, record.probability, record.outcome])
-    mean_counts = (np.mean([table.sums for table in tables], axis=0) - expected)[:, 0]
-    mean_deviation = mean_noise_std([table.noise_std for table in tables])
-    amounts = [
-        mean_test(
-            float(mean_counts[record_of_part.bin]),
-            mean_deviation,
-            f"records of the {part} part",
-            unit=unit_records,
-        )
-        for part, record_of_part in records.items()
-    ]
     noise = noise_of(tables, expected)
     cells = noise.shape[1]
-    layout = {"tables": np.arange(cells).reshape(BINS, COLUMNS)}
+    layout = {"tables": np.arange(cells).reshape(expected.shape)}
     released = np.stack([table.sums.ravel() for table in tables])
     outcomes = np.array([record_of_part.outcome for record_of_part in records.values()])
     return {

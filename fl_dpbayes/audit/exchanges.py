@@ -147,13 +147,13 @@ def _posterior_exchanges(scenario: Scenario, parameters: Arrays, delta: float) -
         parameters=config.parameter_count("vector", task.outcome),
     )
     table: Layouts = {"noised": ((config.ISOTONIC_BINS, 3), "float64")}
-    sums: Layouts = {
-        name: (shape, "float64") for name, shape in outcome_of(task.outcome).sums.shapes.items()
-    }
+    form = outcome_of(task.outcome).sums
+    counts: Layouts = {} if form.noised is None else {"noised": (form.noised, "float64")}
+    sums: Layouts = {name: (shape, "float64") for name, shape in form.shapes.items()}
     return [
         _about(requests, requests.recalibrate(8, counting_plan), table),
         _about(requests, descent, {}),
-        _about(requests, requests.evaluate(8, delta, NOISE), table),
+        _about(requests, requests.evaluate(8, delta, NOISE), counts),
         _about(requests, requests.evaluate(9, delta), sums, public=True),
         _about(requests, requests.evaluate(10, delta / 2, NOISE), {}),
     ]

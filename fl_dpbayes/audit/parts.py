@@ -14,6 +14,7 @@ import torch
 from fl_dpbayes.audit import canary_site
 from fl_dpbayes.audit.gradients import model_features, start_vector, synthetic_records
 from fl_dpbayes.audit.requests import PosteriorRequests
+from fl_dpbayes.calibration import FINE_BINS, INNER_EDGES, count_bin
 from fl_dpbayes.config import Scenario
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.models import build_model, vector_to_arrays
@@ -120,12 +121,21 @@ def _choose_posterior(
         binned = [probabilities.max(axis=1)]
         if task.outcome.is_event:
             binned.append(probabilities[:, 1])
-        if all(_in_distinct_bins(values) for values in binned):
+        # Noised evaluations count the last of them.
+        in_bins = all(_in_distinct_bins(values) for values in binned)
+        if in_bins and _in_distinct_count_bins(binned[-1]):
             return vector, probabilities
     raise UserError(
         "the audit found no weights that tell three made-up records apart: is the model's "
         "output constant?"
     )
+
+
+def _in_distinct_count_bins(values: Array) -> bool:
+    if len(set(count_bin(values).tolist())) < len(values):
+        return False
+    edges = INNER_EDGES / FINE_BINS
+    return bool(np.abs(values[:, None] - edges).min() * BINS > LEAST_DISTANCE)
 
 
 def _in_distinct_bins(values: Array) -> bool:

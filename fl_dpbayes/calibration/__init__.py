@@ -6,6 +6,7 @@ intervals, recalibration maps, prediction sets.
 
 from fl_dpbayes.calibration.bins import (
     COUNT,
+    FINE_BINS,
     REPORT_BINS,
     Floats,
     coarsen,
@@ -37,6 +38,16 @@ from fl_dpbayes.calibration.federation.evaluation import Evaluation
 from fl_dpbayes.calibration.intervals import student_interval, wilson_interval
 from fl_dpbayes.calibration.metrics.errors import reliability_bins
 from fl_dpbayes.calibration.metrics.ranking import exact_auroc, roc_points
+from fl_dpbayes.calibration.noised_counts import (
+    CODE,
+    COUNT_BINS,
+    INNER_EDGES,
+    OUTCOMES,
+    NoisedCounts,
+    coded_counts,
+    count_bin,
+    release_counts,
+)
 from fl_dpbayes.calibration.prior_shift import estimated_prevalence, with_prevalence
 from fl_dpbayes.calibration.recalibration.descent import (
     Stretch,
@@ -64,8 +75,6 @@ from fl_dpbayes.calibration.release import (
     NoisedTable,
     bounded_sum,
     noised,
-    noised_table,
-    top_label_counts,
 )
 from fl_dpbayes.calibration.statistics import (
     CalibrationStatistics,

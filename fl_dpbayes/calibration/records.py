@@ -3,6 +3,7 @@
 Fields stand in the order in which they are written.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
@@ -24,6 +25,9 @@ from fl_dpbayes.calibration.sums import Sums
 from fl_dpbayes.config import Role
 
 KEY_FIELDS = ("site", "role", "predictor", "samples", "attribute", "value", "n")
+# Half of the way of AUROC, accuracy, Brier score or calibration error from a perfect model of two
+# classes to one that knows nothing.
+HALF_OF_CHANCE = 0.25
 OVER_SITES: tuple[Literal["pooled", "mean", "median"], ...] = ("pooled", "mean", "median")
 
 
@@ -41,6 +45,8 @@ class Metric:
             3 stands last and has none.
         calibration_error: In [0, 1], 0 at best.
         bounded: Its ends are bounds for any order of records within a cell, not an interval.
+        widest: Width from which on an interval of noised sums says nothing; infinite where sums
+            that leave with noise do not tell the metric.
         needs: Class of the sums that it is a function of.
         key: Its name in `summary.json` and `calibration.csv`; `METRICS` sets it.
     """
@@ -52,6 +58,7 @@ class Metric:
     rank: Literal[1, 2, 3] = 2
     calibration_error: bool = False
     bounded: bool = False
+    widest: float = math.inf
     needs: type[Sums] = CalibrationStatistics
     key: str = ""
 
@@ -72,8 +79,9 @@ def _error(
     function: Callable[[CalibrationStatistics], Measured | float | None],
     label: str = "",
     rank: Literal[1, 2, 3] = 2,
+    widest: float = math.inf,
 ) -> Metric:
-    return Metric(function, label, unit="share", rank=rank, calibration_error=True)
+    return Metric(function, label, unit="share", rank=rank, calibration_error=True, widest=widest)
 
 
 class CalibrationValues(SummaryPart):
@@ -89,16 +97,22 @@ class CalibrationValues(SummaryPart):
         n: How many records; rounded where they were counted with noise.
         intervals: 95 % intervals of the metrics that have one that covers. `nll` has none where
             one more wrong answer could change too much.
+        cannot_tell: Of noised sums the metrics whose interval is too wide to say anything, which
+            have no value; None of exact sums.
     """
 
-    accuracy: Annotated[Number, Metric(scores.accuracy, "Accuracy", "higher", "share", rank=1)] = (
-        None
-    )
-    nll: Annotated[Number, Metric(scores.nll, "Negative log-likelihood", unit="nats", rank=1)] = (
-        None
-    )
+    accuracy: Annotated[
+        Number,
+        Metric(scores.accuracy, "Accuracy", "higher", "share", rank=1, widest=HALF_OF_CHANCE),
+    ] = None
+    nll: Annotated[
+        Number,
+        Metric(scores.nll, "Negative log-likelihood", unit="nats", rank=1, widest=math.log(2) / 2),
+    ] = None
     nll_clipped: int | None = None
-    brier: Annotated[Number, Metric(scores.brier, "Brier score", rank=1)] = None
+    brier: Annotated[Number, Metric(scores.brier, "Brier score", rank=1, widest=HALF_OF_CHANCE)] = (
+        None
+    )
     ece: Annotated[Number, _error(errors.ece, "Calibration error, ECE (15 bins)", rank=1)] = None
     ece_10: Annotated[Number, _error(errors.ece_10)] = None
     ece_20: Annotated[Number, _error(errors.ece_20)] = None
@@ -107,27 +121,36 @@ class CalibrationValues(SummaryPart):
     ece_if_calibrated: Number = None
     ece_if_calibrated_high: Number = None
     rms_debiased: Annotated[
-        Number, _error(errors.rms_debiased, "Calibration error, debiased RMS", rank=1)
+        Number,
+        _error(
+            errors.rms_debiased, "Calibration error, debiased RMS", rank=1, widest=HALF_OF_CHANCE
+        ),
     ] = None
     ece_true: Annotated[Number, _error(errors.ece_true, rank=3)] = None
     rms_true: Annotated[Number, Metric(errors.rms_true, unit="share", rank=3)] = None
     mce: Annotated[Number, _error(errors.mce, "Largest bin error (MCE)", rank=1)] = None
     ace: Annotated[Number, _error(errors.ace, "Adaptive error (ACE)", rank=1)] = None
     sce: Annotated[Number, _error(errors.sce, "Class-wise error (SCE)", rank=1)] = None
-    auroc: Annotated[Number, Metric(ranking.auroc, "AUROC", "higher", rank=1, bounded=True)] = None
+    auroc: Annotated[
+        Number,
+        Metric(ranking.auroc, "AUROC", "higher", rank=1, bounded=True, widest=HALF_OF_CHANCE),
+    ] = None
     auroc_bounds: Ends = None
     aurc: Annotated[Number, Metric(ranking.aurc, bounded=True)] = None
     aurc_excess: Annotated[Number, Metric(ranking.aurc_excess)] = None
     aurc_bounds: Ends = None
     calibration_intercept: Annotated[
-        Number, Metric(two_classes.calibration_intercept, better="")
+        Number, Metric(two_classes.calibration_intercept, better="", widest=2 * math.log(2))
     ] = None
-    calibration_slope: Annotated[Number, Metric(two_classes.calibration_slope, better="")] = None
+    calibration_slope: Annotated[
+        Number, Metric(two_classes.calibration_slope, better="", widest=1.0)
+    ] = None
     net_benefit: tuple[NetBenefitRecord, ...] | None = None
     epistemic: Annotated[Number, Metric(scores.epistemic, better="", unit="nats", rank=3)] = None
     aleatoric: Annotated[Number, Metric(scores.aleatoric, better="", unit="nats", rank=3)] = None
     n: int | None = None
     intervals: dict[str, Ends] = Field(default_factory=dict)
+    cannot_tell: tuple[str, ...] | None = None
 
     @model_serializer(mode="wrap")
     def _key_first_and_intervals_last(
@@ -137,6 +160,11 @@ class CalibrationValues(SummaryPart):
         ordered = {name: row.pop(name) for name in KEY_FIELDS if name in row}
         last = {"intervals": row.pop("intervals")} if "intervals" in row else {}
         return ordered | row | last
+
+    @property
+    def noised(self) -> bool:
+        """Whether the sums, or those of one of the sites, left with noise."""
+        return self.cannot_tell is not None
 
     def metric(self, key: str) -> float | None:
         """Return a metric's value by its key in `METRICS`."""

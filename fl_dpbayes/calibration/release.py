@@ -225,7 +225,7 @@ def noised_table(
     """Release a table of test records as `noised`, never without noise.
 
     Args:
-        exact: What `top_label_counts` made.
+        exact: What was counted.
         noise_multiplier: As for `noised`, above 0.
         generator: As for `noised`.
 
@@ -238,14 +238,6 @@ def noised_table(
     if not 0 < noise_multiplier < math.inf:
         raise ValueError(f"noise_multiplier is {noise_multiplier}: it must be a positive number")
     return noised(exact=exact, noise_multiplier=noise_multiplier, generator=generator)
-
-
-def merge_noised(first: NoisedTable, second: NoisedTable) -> NoisedTable:
-    """Add the tables of two sites, whose independent noises add in variance."""
-    return NoisedTable(
-        sums=first.sums + second.sums,
-        noise_std=math.hypot(first.noise_std, second.noise_std),
-    )
 
 
 def _bounded(shares: Floats, bound: float) -> Floats:

@@ -4,28 +4,34 @@ It holds metrics, intervals, and what a calibrated model would show.
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from fl_dpbayes.calibration.bins import CONFIDENCE, COUNT, Floats
-from fl_dpbayes.calibration.curves import Ends
+from fl_dpbayes.calibration.bins import CONFIDENCE, COUNT
+from fl_dpbayes.calibration.curves import Ends, NetBenefitRecord
 from fl_dpbayes.calibration.intervals import (
     LEVEL,
+    Measured,
     draw_calibrated,
     ece_if_calibrated,
-    wilson_interval,
 )
+from fl_dpbayes.calibration.metrics import two_classes
 from fl_dpbayes.calibration.metrics.errors import mean_absolute_gap
-from fl_dpbayes.calibration.metrics.two_classes import decision_curve
-from fl_dpbayes.calibration.records import METRICS, CalibrationValues
-from fl_dpbayes.calibration.release import NoisedTable
+from fl_dpbayes.calibration.noised_counts import OUTCOMES, NoisedCounts
+from fl_dpbayes.calibration.noised_measures import (
+    TWO_CLASS_MEASURES,
+    accuracy,
+    decision_curve,
+    joined_bins,
+)
+from fl_dpbayes.calibration.records import METRICS, CalibrationValues, Metric
 from fl_dpbayes.calibration.rms_interval import debiased_mean_square_gap, rms_interval
 from fl_dpbayes.calibration.statistics import CalibrationStatistics
 from fl_dpbayes.calibration.sums import Sums
 
-# Standard deviations of noise that a count must exceed before a ratio over it means anything.
-CLEAR = 5.0
+# One true positive in ten patients more or less.
+WIDEST_NET_BENEFIT = 0.2
 
 
 def summarise(sums: Sums, generator: np.random.Generator) -> CalibrationValues:
@@ -56,97 +62,106 @@ def summarise(sums: Sums, generator: np.random.Generator) -> CalibrationValues:
         values["nll_clipped"] = int(sums.nll_clipped)
         values["ece_if_calibrated"] = reference.mean
         values["ece_if_calibrated_high"] = reference.high
-        values["net_benefit"] = decision_curve(sums)
+        values["net_benefit"] = two_classes.decision_curve(sums)
     return CalibrationValues(n=int(sums.count), intervals=intervals, **values)
 
 
-def summarise_noised(table: NoisedTable, generator: np.random.Generator) -> CalibrationValues:
-    """Summarise a noised table of a site, or of several merged.
+def says_nothing(metric: Metric, ends: Ends) -> bool:
+    """Say whether an interval is too wide, or has no end, so that a value would mislead.
 
-    `ece` is the raw top-label error over `join_small_bins`, release noise included; so is
-    `ece_if_calibrated`, with which it is to be compared. `rms_debiased` has the variance of the
-    noise taken out. Other metrics do not follow from what was sent.
+    The one rule behind "cannot tell": the interval is as wide as the metric's `widest`.
 
     Args:
-        table: The noised sums.
+        metric: The metric.
+        ends: Its interval; None where it has no end.
+    """
+    if ends is None or ends[0] is None or ends[1] is None:
+        return True
+    return ends[1] - ends[0] >= metric.widest
+
+
+def summarise_noised(table: NoisedCounts, generator: np.random.Generator) -> CalibrationValues:
+    """Summarise the noised counts of a site, or of several merged.
+
+    `ece` is the raw top-label error over bins that were joined until they stand clear of the noise,
+    release noise included; so is `ece_if_calibrated`, with which it is to be compared. All else is
+    freed of the noise, and has an interval that holds it. A metric that this cannot tell has no
+    value. Other metrics do not follow from what was sent.
+
+    Args:
+        table: The counts.
         generator: Source of the draws behind `ece_if_calibrated`.
 
     Returns:
-        The values; all but n are None where the noise hides the records.
+        The values.
     """
-    count, _, correct = map(float, table.sums.sum(axis=0))
-    n = max(0, round(count))
-    joined = join_small_bins(table)
+    measured = {"accuracy": accuracy(table), "rms_debiased": noised_rms(table)}
+    curve = None
+    if table.classes == OUTCOMES:
+        measured |= {name: measure(table) for name, measure in TWO_CLASS_MEASURES.items()}
+        curve = _told_curve(table)
+    values: dict[str, Any] = {}
+    intervals: dict[str, Ends] = {}
+    cannot_tell = []
+    for key, of_metric in measured.items():
+        ends = None if of_metric is None else of_metric.interval
+        if ends is not None:
+            intervals[key] = ends
+        if of_metric is None or says_nothing(METRICS[key], ends):
+            cannot_tell.append(key)
+        else:
+            values[key] = of_metric.value
+    return CalibrationValues(
+        n=max(0, round(table.records)),
+        net_benefit=curve,
+        intervals=intervals,
+        cannot_tell=tuple(cannot_tell),
+        **values,
+        **_noised_ece(table, generator),
+    )
+
+
+def noised_rms(table: NoisedCounts) -> Measured | None:
+    """Return the debiased root-mean-square error of the top label, the variance of noise taken out.
+
+    None where the noise hides the records.
+    """
+    joined = joined_bins(table)
+    if len(joined.sums) == 0:
+        return None
+    mean_square_gap = float(debiased_mean_square_gap(joined.sums, joined.noise_std))
+    return Measured(
+        math.sqrt(min(1.0, max(0.0, mean_square_gap))),
+        rms_interval(joined.sums, joined.noise_std),
+    )
+
+
+def _told_curve(table: NoisedCounts) -> tuple[NetBenefitRecord, ...] | None:
+    """Return the decision curve, without the points whose interval says nothing."""
+    points = [
+        point
+        for point in decision_curve(table) or ()
+        if point.interval is not None
+        and point.interval[0] is not None
+        and point.interval[1] is not None
+        and point.interval[1] - point.interval[0] < WIDEST_NET_BENEFIT
+    ]
+    return tuple(points) or None
+
+
+def _noised_ece(table: NoisedCounts, generator: np.random.Generator) -> dict[str, Any]:
+    joined = joined_bins(table)
     sums = joined.sums
     if len(sums) == 0:
-        return CalibrationValues(n=n)
+        return {}
     # Outcomes can be drawn for whole records only, of the same mean confidences.
     whole_counts = np.maximum(np.round(sums[:, COUNT]), 1)
     rounded = np.column_stack([whole_counts, sums[:, CONFIDENCE] * whole_counts / sums[:, COUNT]])
     gaps = sums[:, CONFIDENCE] - draw_calibrated(rounded, generator)
     gaps += math.sqrt(2) * joined.noise_std * generator.standard_normal(gaps.shape)
     reference = np.abs(gaps).sum(axis=1) / sums[:, COUNT].sum()
-    mean_square_gap = float(debiased_mean_square_gap(sums, joined.noise_std))
-    intervals = {
-        "accuracy": wilson_interval(
-            successes=correct,
-            count=count,
-            noise_variance=len(table.sums) * table.noise_std**2,
-        ),
-        "rms_debiased": rms_interval(sums, joined.noise_std),
+    return {
+        "ece": mean_absolute_gap(sums),
+        "ece_if_calibrated": float(reference.mean()),
+        "ece_if_calibrated_high": float(np.quantile(reference, LEVEL)),
     }
-    return CalibrationValues(
-        n=n,
-        accuracy=min(1.0, max(0.0, correct / count)),
-        ece=mean_absolute_gap(sums),
-        ece_if_calibrated=float(reference.mean()),
-        ece_if_calibrated_high=float(np.quantile(reference, LEVEL)),
-        rms_debiased=math.sqrt(min(1.0, max(0.0, mean_square_gap))),
-        intervals={metric: ends for metric, ends in intervals.items() if ends is not None},
-    )
-
-
-class JoinedBins(NamedTuple):
-    """Bins of a noised table that were joined.
-
-    Attributes:
-        sums: Noisy sums of 1, p and y, shape (J, 3).
-        noise_std: Standard deviation of the noise on each bin's sums, shape (J,).
-    """
-
-    sums: Floats
-    noise_std: Floats
-
-
-def join_small_bins(table: NoisedTable) -> JoinedBins:
-    """Join neighbouring bins until each count is CLEAR of its noise.
-
-    It reads released numbers only.
-
-    Args:
-        table: Noisy sums per bin.
-
-    Returns:
-        The joined bins; none where all is mostly noise.
-    """
-    sums: list[Floats] = []
-    noises: list[float] = []
-    for row in table.sums:
-        if sums and not _is_clear(sums[-1], noises[-1]):
-            sums[-1] = sums[-1] + row
-            noises[-1] = math.hypot(noises[-1], table.noise_std)
-        else:
-            sums.append(row)
-            noises.append(table.noise_std)
-    while len(sums) > 1 and not _is_clear(sums[-1], noises[-1]):
-        last_sums = sums.pop()
-        last_noise = noises.pop()
-        sums[-1] = sums[-1] + last_sums
-        noises[-1] = math.hypot(noises[-1], last_noise)
-    if not _is_clear(sums[-1], noises[-1]):
-        return JoinedBins(np.zeros((0, table.sums.shape[1])), np.zeros(0))
-    return JoinedBins(np.stack(sums), np.array(noises))
-
-
-def _is_clear(row: Floats, noise: float) -> bool:
-    return bool(row[COUNT] > max(1.0, CLEAR * noise) and row[CONFIDENCE] > 0)

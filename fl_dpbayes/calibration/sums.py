@@ -84,12 +84,14 @@ class SumsForm(Generic[SumsT]):
             could have produced them.
         noised: Shape of the one table that may leave with noise in their place; None: there is
             none.
+        classes: Of an outcome that has such a table, how many classes it has.
     """
 
     kind: type[SumsT]
     tables: Shapes
     check: Callable[[SumsT], None]
     noised: tuple[int, ...] | None = None
+    classes: int | None = None
 
     @property
     def shapes(self) -> Shapes:
@@ -100,6 +102,11 @@ class SumsForm(Generic[SumsT]):
     def nbytes(self) -> int:
         """The size of these arrays in bytes."""
         return 8 * sum(map(math.prod, self.shapes.values()))
+
+    @property
+    def noised_nbytes(self) -> int:
+        """The size of the table that may leave with noise in bytes."""
+        return 8 * math.prod(self.noised or ())
 
     def read(self, arrays: Mapping[str, npt.NDArray]) -> SumsT:
         """Read sums from the arrays of a message.

@@ -57,7 +57,7 @@ class Evaluation(Config):
     """How test results may leave a site, and how many posterior samples are sent to be evaluated.
 
     `public`: the sites' test records are declared public and their sums leave exactly. `noised`:
-    one coarse table leaves with Gaussian noise that the site's ledger pays for. `none`: nothing
+    one table of counts leaves with Gaussian noise that the site's ledger pays for. `none`: nothing
     leaves. `baselines`: a simulation also measures simpler predictors; they are fitted to the
     training records without privacy, which no epsilon covers. `max_records_per_unit`: how many
     records of one unit a site may count in a noised table; a table whose noise is for more is

@@ -101,8 +101,9 @@ class Policy(Config):
 
     `max_evaluations_per_run` and `max_evaluations` count in the ledger; the same request again
     counts once. `unlimited` does not count, for simulation. `groups`: attribute -> those of its
-    values by which sums over public test records may leave; all others are "other", and so is a
-    subgroup of fewer than `least_group_units` units.
+    values by which sums over test records may leave; all others are "other", and so is, of public
+    sums, a subgroup of fewer than `least_group_units` units. With noised sums all named values
+    leave in the same event, and k attributes make its noise sqrt(1 + k) times as large.
     """
 
     max_run_epsilon: PositiveOrInfinite

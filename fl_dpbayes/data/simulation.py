@@ -340,7 +340,9 @@ def _policy(scenario: Scenario, plan: SitePlan, run_epsilon: float) -> Policy:
         max_steps=steps,
         max_samples=steps,
         allowed_code=scenario.named_code,
-        groups=plan.groups,
+        # Each attribute adds to the noise on all results, of sites this small to the point where
+        # nothing is told.
+        groups={} if scenario.evaluation.release == "noised" else plan.groups,
         least_group_units=1,
         max_evaluations_per_run="unlimited",
         max_evaluations="unlimited",

@@ -5,19 +5,19 @@ from functools import partial
 import numpy.typing as npt
 
 from fl_dpbayes.calibration import (
-    REPORT_BINS,
-    SENT_COLUMNS,
+    COUNT_BINS,
+    OUTCOMES,
     BoundedSum,
     CalibrationStatistics,
     Floats,
     SumsForm,
     check_sums,
+    coded_counts,
     estimated_prevalence,
     from_batch,
     in_fixed_pieces,
     recalibrate,
     table_shapes,
-    top_label_counts,
     with_prevalence,
 )
 from fl_dpbayes.config import Classification
@@ -47,7 +47,8 @@ def class_sums(classes: int) -> SumsForm[CalibrationStatistics]:
         kind=CalibrationStatistics,
         tables=table_shapes(classes),
         check=check_sums,
-        noised=(REPORT_BINS, SENT_COLUMNS),
+        noised=(COUNT_BINS, OUTCOMES),
+        classes=classes,
     )
 
 
@@ -67,13 +68,12 @@ def _count(
     )
 
 
-def _count_bounded(prediction: Prediction, targets: npt.NDArray, most_records: int) -> BoundedSum:
-    return top_label_counts(
-        probabilities=prediction.probabilities,
-        labels=targets,
-        bins=REPORT_BINS,
-        max_records_per_unit=most_records,
-    )
+def _count_bounded(
+    prediction: Prediction,
+    targets: npt.NDArray,
+    chosen: slice | npt.NDArray,
+) -> BoundedSum:
+    return coded_counts(prediction.probabilities[chosen], targets[chosen])
 
 
 def _adjusted(prediction: Prediction, adjustments: Adjustments) -> dict[str, Prediction]:

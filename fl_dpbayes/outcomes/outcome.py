@@ -101,8 +101,9 @@ class Outcome(Generic[PredictionT, SumsT]):
         law: How a prediction follows from the outputs of posterior samples.
         sums: Form of the sums over test records that a site sends.
         count: Counts predictions into these sums.
-        count_bounded: Counts (prediction, targets, most records of a unit) into the table that may
-            leave with noise, `sums.noised`; None where there is none.
+        count_bounded: Counts (prediction, targets, which records) into the table that may leave
+            with noise, `sums.noised`, which one record moves by its sensitivity at most; None
+            where there is none.
         adjusted: What follows from the posterior's prediction by a map or another prevalence, by
             the name of the predictor. A request asks only for what the outcome's record allows.
         baselines: Fits (site -> its training records, whether all test records have a published
@@ -113,6 +114,8 @@ class Outcome(Generic[PredictionT, SumsT]):
     law: PredictiveLaw[PredictionT]
     sums: SumsForm[SumsT]
     count: Count[PredictionT, SumsT]
-    count_bounded: Callable[[PredictionT, npt.NDArray, int], BoundedSum] | None = None
+    count_bounded: Callable[[PredictionT, npt.NDArray, slice | npt.NDArray], BoundedSum] | None = (
+        None
+    )
     adjusted: Callable[[PredictionT, Adjustments], Mapping[str, PredictionT]] = no_adjustment
     baselines: Callable[[Mapping[str, SiteSplit], bool], FittedBaselines] = no_baselines

@@ -110,8 +110,8 @@ class EvaluateReply(StageReply):
     Attributes:
         release: How the sums left: exactly (public test data) or with Gaussian noise that the
             ledger paid for.
-        groups: Subgroups of the test records, attribute and value; sums over them leave only with
-            public test data.
+        groups: Subgroups of the test records, attribute and value. Where the sums left with noise
+            these are all that the site declares, whatever its records are.
         groups_left_out: How many subgroups' tables would have been too large.
         noise_std: The standard deviation of the noise on each sum.
         privacy: What the run has cost so far, where the sums left with noise.
@@ -126,7 +126,5 @@ class EvaluateReply(StageReply):
     def _check_keys(self) -> None:
         if (self.release == "noised") != (self.noise_std is not None and self.privacy is not None):
             raise ValueError("noise_std and privacy must be given exactly when release is 'noised'")
-        if self.release != "public" and (self.groups or self.groups_left_out):
-            raise ValueError("groups may be measured only where release is 'public'")
         if len(set(self.groups)) < len(self.groups):
             raise ValueError("groups names a subgroup twice")

@@ -44,6 +44,7 @@ MOST_IN_WORDS = 4
 # From which AUROC on the order of patients is called kept.
 GOOD_ORDER = 0.7
 MOST_NAMES = 3
+HIDDEN = "the noise on the test results hides how far the probabilities are off: cannot tell"
 STOPPED = {
     "PARTIAL": "stopped early, at the end of the budget",
     "REFUSED": "refused a round",
@@ -85,13 +86,24 @@ def answer(run: Summary) -> Answer:
         lead=_lead(run, role),
         calibration=_comparison(
             run, role, rows=headline_rows(run, role), recalibration_noise=run.recalibration_noise
-        ),
+        )
+        if headline_rows(run, role) or not _is_hidden(run, role)
+        else f"At {ROLES[role]} {HIDDEN}.",
         elsewhere=tuple(_elsewhere(run, role)),
         sites=tuple(_risk_levels(run)),
         baselines=_baselines(run, role),
         advice=_advice(run, role),
         privacy=_privacy(run),
         cautions=tuple(_cautions(run)),
+    )
+
+
+def _is_hidden(run: Summary, role: Role) -> bool:
+    """Say whether noise hides the calibration error of a role's pooled records."""
+    return any(
+        "rms_debiased" in (row.cannot_tell or ())
+        for row in run.calibration
+        if row.over == "pooled" and row.role == role
     )
 
 
@@ -325,6 +337,8 @@ def _cautions(run: Summary) -> Iterator[str]:
 def _why_not_held_out(run: Summary) -> str:
     if not any(site.role == "held_out" for site in run.sites):
         return "No site was held out and measured"
+    if _is_hidden(run, "held_out"):
+        return "Privacy noise hides how far probabilities are off at held-out sites"
     if any(row.role == "held_out" for row in run.places):
         return "Results of held-out sites are too few to measure calibration"
     return "Results of held-out sites were not sent"
@@ -344,7 +358,8 @@ def one_outcome(row: CalibrationRecord) -> bool:
 
     False if the row's sums are noised.
     """
-    return row.over in ("", "pooled") and row.auroc is None and row.nll is not None
+    measured = not row.noised and row.nll is not None
+    return row.over in ("", "pooled") and row.auroc is None and measured
 
 
 def off_by(row: CalibrationRecord) -> str:

@@ -71,9 +71,23 @@ def _median_row(rows: Sequence[CalibrationRecord]) -> CalibrationRecord:
             "samples": first.samples,
             "n": int(statistics.median(row.n or 0 for row in rows)),
             "intervals": intervals,
+            "cannot_tell": told_by_few(rows, list(medians)),
             **medians,
         }
     )
+
+
+def told_by_few(rows: Sequence[CalibrationRecord], defined: Sequence[str]) -> list[str] | None:
+    """Name the metrics that noise hid at a site, and of which no value is left; None of exact rows.
+
+    Args:
+        rows: Of the sites.
+        defined: Metrics that have a value all the same.
+    """
+    if not any(row.noised for row in rows):
+        return None
+    hidden = {key for row in rows for key in row.cannot_tell or ()}
+    return sorted(hidden - set(defined))
 
 
 def headline_role(run: Summary) -> Role:

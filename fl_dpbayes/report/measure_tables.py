@@ -71,7 +71,9 @@ def measure_tables(run: Summary) -> dict[str, PageTable | str]:
     clinical = [
         row
         for row in rows
-        if row.calibration_intercept is not None or row.calibration_slope is not None
+        if row.calibration_intercept is not None
+        or row.calibration_slope is not None
+        or "calibration_slope" in (row.cannot_tell or ())
     ]
     truth = [row for row in rows if row.rms_true is not None or row.ece_true is not None]
     return {

@@ -50,6 +50,7 @@ from fl_dpbayes.report.wording import (
 Cell = tuple[str, str]
 Cells = tuple[str | Cell, ...]
 RowT = TypeVar("RowT", contravariant=True)
+CANNOT_TELL = "cannot tell"
 # Below this a place's differences may well be chance.
 FEW = 100
 HOW_FITTED = {
@@ -136,10 +137,17 @@ def records_cell(n: int | None) -> Cell:
     return count(n), "few" if n is not None and n < FEW else ""
 
 
+def place_cell(row: CalibrationRecord) -> Cell:
+    """Name the place of a row, and mark results that left with noise."""
+    return place_name(row.site), "noised" if row.noised else ""
+
+
 def error_cell(row: CalibrationRecord) -> Cell:
     """Write the debiased error in points; where it is cut at 0, its interval is the number."""
     if one_outcome(row):
         return UNDEFINED, "one outcome"
+    if "rms_debiased" in (row.cannot_tell or ()):
+        return metric_cell(row, "rms_debiased", points)
     ends = known_ends(row.intervals.get("rms_debiased"))
     if row.rms_debiased == 0 and ends is not None:
         return f"{points(ends[0])} to {points(ends[1])}", ""
@@ -147,8 +155,18 @@ def error_cell(row: CalibrationRecord) -> Cell:
 
 
 def metric_cell(row: CalibrationRecord, key: str, write: Write) -> Cell:
-    """Write a metric with its 95 % interval."""
-    return write(row.metric(key)), interval(row.intervals.get(key), write)
+    """Write a metric with its 95 % interval; "cannot tell" where noise made that too wide."""
+    hidden = key in (row.cannot_tell or ())
+    return CANNOT_TELL if hidden else write(row.metric(key)), interval(
+        row.intervals.get(key), write
+    )
+
+
+def auroc_cell(row: CalibrationRecord) -> Cell:
+    """Write the AUROC with its bounds, or of noised sums with its 95 % interval."""
+    if row.noised:
+        return metric_cell(row, "auroc", decimal)
+    return decimal(row.auroc), interval(row.auroc_bounds, decimal)
 
 
 def metric_title(metric: Metric) -> str:
@@ -159,16 +177,14 @@ def metric_title(metric: Metric) -> str:
 
 _CalibrationColumn = Column[CalibrationRecord]
 # The columns of calibration, of which other tables take those that they need.
-WHERE: _CalibrationColumn = Column("Where", lambda row: place_name(row.site), in_words=True)
+WHERE: _CalibrationColumn = Column("Where", place_cell, in_words=True)
 PREDICTOR: _CalibrationColumn = Column("Predictor", predictor_name, in_words=True)
 RECORDS: _CalibrationColumn = Column("n", lambda row: records_cell(row.n))
 RMS: _CalibrationColumn = Column("RMS debiased", error_cell)
 ECE: _CalibrationColumn = Column(
     "ECE (if calibrated)", lambda row: (points(row.ece), f"({points(row.ece_if_calibrated)})")
 )
-AUROC: _CalibrationColumn = Column(
-    "AUROC [bounds]", lambda row: (decimal(row.auroc), interval(row.auroc_bounds, decimal))
-)
+AUROC: _CalibrationColumn = Column("AUROC [bounds]", auroc_cell)
 # Columns that show more than a metric with its interval.
 _MEASURE_COLUMNS = {"rms_debiased": RMS, "ece": ECE, "auroc": AUROC}
 # Where a table has no room for a metric's name.

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from rich.table import Table
 
+from fl_dpbayes.calibration import CalibrationRecord
 from fl_dpbayes.report import page_tables
 from fl_dpbayes.report.headline import median_rows
 from fl_dpbayes.report.page_tables import (
@@ -17,7 +18,7 @@ from fl_dpbayes.report.page_tables import (
 )
 from fl_dpbayes.report.summary import Summary
 from fl_dpbayes.report.terminal_table import printed_table
-from fl_dpbayes.report.wording import in_reading_order, place_name, privacy_notes
+from fl_dpbayes.report.wording import NOISED_NOTE, in_reading_order, place_name, privacy_notes
 
 WIDTH = 100
 
@@ -44,7 +45,9 @@ def calibration_table(run: Summary, width: int = WIDTH) -> Table:
         caption += (
             " A median is taken of the sites' own rows: one site cannot move it beyond the others."
         )
-    short_place = replace(WHERE, write=lambda row: place_name(row.site).removesuffix(" sites"))
+    if any(row.noised for row in rows):
+        caption += f" {NOISED_NOTE}"
+    short_place = replace(WHERE, write=_short_place)
     return printed_table(
         title="Calibration",
         content=table_of((short_place, PREDICTOR, RECORDS, *measures), rows),
@@ -53,3 +56,8 @@ def calibration_table(run: Summary, width: int = WIDTH) -> Table:
         expendable=[column.title for column in (*reversed(measures[3:]), RECORDS, *measures[1:3])],
         caption=caption,
     )
+
+
+def _short_place(row: CalibrationRecord) -> str:
+    place = place_name(row.site).removesuffix(" sites")
+    return f"{place}, noised" if row.noised else place

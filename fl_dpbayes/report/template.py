@@ -108,7 +108,8 @@ RUN_CALIBRATION = """\
 <h2 id="calibration">Calibration</h2>
 {% if calibration.rows %}
 {{ table(calibration, "Calibration over all sites of a role") }}
-<p class="note">{{ run.measures.note }}</p>
+<p class="note">{{ run.measures.note }}\
+{% if run.calibration | selectattr("noised") | list %} {{ words.NOISED_NOTE }}{% endif %}</p>
 {% else %}<p>No calibration was measured.</p>{% endif %}
 {% if "ece" in run.measures.first %}
 <details class="guide"><summary>How to read this</summary>
@@ -166,8 +167,8 @@ interval].</p>{% endif %}
 {% if clinical.rows %}{{ table(clinical, "Calibration intercept and slope") }}{% endif %}
 {{ further(further_clinical, "Intercept and slope at every site") -}}
 {% if net_benefit or roc %}
-<p class="note">Curves from sums that left without noise. The band of a ROC curve holds all that \
-these sums allow.</p>
+<p class="note">{% if roc %}ROC curves from sums that left without noise; the band holds all that \
+these sums allow. {% endif %}Intervals hold the noise on noised sums.</p>
 <div class="figures">{% for item in roc + net_benefit %}{{ figure(item) }}{% endfor %}</div>
 {% endif %}
 <details class="guide"><summary>How to read this</summary>

@@ -20,6 +20,10 @@ POINT_PREDICTORS = PREDICTORS | {
 NOT_PRIVATE = (
     "Not private: epsilon is infinite. What the sites released may show any of their records."
 )
+NOISED_NOTE = (
+    "Noised: the sums left with privacy noise, which the intervals hold. Cannot tell: the interval "
+    "is too wide to say anything."
+)
 # A share of the budget: a site that spent more than this left nothing worth a note.
 MOST_OF_BUDGET = 0.98
 ADJACENCY = {"add_or_remove_one": "adding or removing", "replace_one": "replacing"}

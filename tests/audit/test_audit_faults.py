@@ -31,6 +31,7 @@ from fl_dpbayes.audit.own_releases import audit_own_releases
 from fl_dpbayes.audit.replies import audit_replies
 from fl_dpbayes.audit.sums import audit_sums
 from fl_dpbayes.audit.within import audit_within
+from fl_dpbayes.calibration import noised_counts as calibration_counts
 from fl_dpbayes.calibration.recalibration import isotonic
 from fl_dpbayes.config.scenario import Scenario, load_scenario
 from fl_dpbayes.config.task import LogisticModel, Task
@@ -38,7 +39,6 @@ from fl_dpbayes.files.kept import Kept
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import to_vector
 from fl_dpbayes.models.priors import prior_gradient
-from fl_dpbayes.outcomes import classification
 from fl_dpbayes.predict import update
 from fl_dpbayes.privacy.audit_statistics import Check
 from fl_dpbayes.privacy.streams import Streams
@@ -325,7 +325,12 @@ FAULTS: dict[str, Fault] = {
     "isotonic counts forget their cap": changed(
         clients.recalibrate, "capped_units", lambda sound: lambda part, most: part
     ),
-    "evaluation noise forgets its cap": changed(classification, "top_label_counts", without_cap),
+    "evaluation noise forgets its cap": change_keywords(
+        clients.evaluate, "release_counts", lambda rest: {"max_records_per_unit": 1}
+    ),
+    "evaluation counts a record more than once": changed(
+        calibration_counts, "CODE", lambda sound: 1.5 * sound
+    ),
     "descent with half the noise": changed(
         clients.recalibrate, "private_fit", descent_with_half_the_noise
     ),
@@ -462,6 +467,9 @@ PLAIN = {
     ),
     (audit_counts, "records of each unit of the test part|counts the records of the test part"): (
         "evaluation reads training units",
+    ),
+    (audit_counts, "records of each unit of the test part"): (
+        "evaluation counts a record more than once",
     ),
 }
 # A fault, the part that has to find it, words of checks that have to fail, and changes of `digits`.

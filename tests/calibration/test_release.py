@@ -12,7 +12,6 @@ from fl_dpbayes.calibration.release import (
     SENT_COLUMNS,
     bounded_shares,
     bounded_sum,
-    merge_noised,
     noised_table,
     sensitivity,
     top_label_counts,
@@ -82,14 +81,6 @@ def test_noise_has_the_stated_scale():
 def test_release_without_noise_is_refused(noise_multiplier):
     with pytest.raises(ValueError, match="positive"):
         noised_table(no_record(15), noise_multiplier, np.random.default_rng(0))
-
-
-def test_merged_noise_adds_in_variance():
-    generator = np.random.default_rng(52)
-    first, second = (noised_table(no_record(15), scale, generator) for scale in (3.0, 4.0))
-    both = merge_noised(first, second)
-    assert both.noise_std == pytest.approx(5 * math.sqrt(3))
-    np.testing.assert_array_equal(both.sums, first.sums + second.sums)
 
 
 EXTREMES = st.one_of(

@@ -4,9 +4,16 @@ import numpy as np
 import pytest
 
 from fl_dpbayes.calibration.metrics import errors, scores
-from fl_dpbayes.calibration.release import NoisedTable, noised_table, top_label_counts
+from fl_dpbayes.calibration.noised_counts import (
+    NoisedCounts,
+    coded_counts,
+    release_counts,
+    without_noise,
+)
+from fl_dpbayes.calibration.noised_measures import CLEAR, joined_bins
+from fl_dpbayes.calibration.records import METRICS
 from fl_dpbayes.calibration.statistics import from_batch
-from fl_dpbayes.calibration.summarise import join_small_bins, summarise, summarise_noised
+from fl_dpbayes.calibration.summarise import says_nothing, summarise, summarise_noised
 from fl_dpbayes.report.run_files import CALIBRATION_COLUMNS
 from tests.counted import empty
 
@@ -79,16 +86,61 @@ def draw(generator, count, gap, confidences=(0.55, 0.62, 0.68, 0.75, 0.82, 0.88,
     return np.stack([confidence, 1 - confidence], axis=1), np.where(right, 0, 1)
 
 
+def released(records, noise_multiplier, generator):
+    probabilities, _ = records
+    (table,) = release_counts(
+        [coded_counts(*records)],
+        max_records_per_unit=1,
+        noise_multiplier=noise_multiplier,
+        generator=generator,
+        tables_of_a_record=1,
+    )
+    return NoisedCounts(table.sums, table.noise_std, classes=probabilities.shape[1])
+
+
 def test_vanishing_noise_gives_the_exact_summary_limit():
-    records = draw(np.random.default_rng(61), 3000, 0.1)
+    generator = np.random.default_rng(61)
+    log_odds = generator.normal(-1, 1.3, 20_000)
+    p = 1 / (1 + np.exp(-log_odds))
+    records = np.column_stack([1 - p, p]), (generator.random(len(p)) < p**1.2).astype(int)
     exact = summarise(from_batch(*records), np.random.default_rng(0))
-    table = noised_table(top_label_counts(*records, 15), 1e-9, np.random.default_rng(0))
-    noisy = summarise_noised(table, np.random.default_rng(0))
-    for metric in ("n", "accuracy", "ece", "rms_debiased"):
-        assert getattr(noisy, metric) == pytest.approx(getattr(exact, metric), abs=1e-6)
-    assert noisy.ece_if_calibrated == pytest.approx(exact.ece_if_calibrated, rel=0.1)
-    assert noisy.intervals["accuracy"] == pytest.approx(exact.intervals["accuracy"], abs=1e-6)
-    assert noisy.nll is None
+    noisy = summarise_noised(released(records, 1e-9, generator), np.random.default_rng(0))
+    assert noisy.cannot_tell == ()
+    assert noisy.n == exact.n
+    assert noisy.accuracy == pytest.approx(exact.accuracy, abs=1e-9)
+    # What is left is the width of bins: .45 in log odds at most where records are. Pairs within a
+    # bin are ties of the AUROC, which makes it smaller.
+    assert noisy.auroc < exact.auroc
+    for metric, width in {
+        "nll": 2e-3,
+        "brier": 2e-3,
+        "auroc": 3e-3,
+        "rms_debiased": 3e-3,
+        "calibration_intercept": 1e-2,
+        "calibration_slope": 1e-2,
+    }.items():
+        assert getattr(noisy, metric) == pytest.approx(getattr(exact, metric), abs=width), metric
+    for metric in ("accuracy", "nll", "brier", "calibration_intercept", "calibration_slope"):
+        low, high = noisy.intervals[metric]
+        exact_low, exact_high = exact.intervals[metric]
+        assert (high - low) / (exact_high - exact_low) == pytest.approx(1, abs=0.1), metric
+    by_threshold = {round(point.threshold, 6): point for point in exact.net_benefit}
+    for point in noisy.net_benefit:
+        exact_point = by_threshold[round(point.threshold, 6)]
+        assert point.model == pytest.approx(exact_point.model, abs=1e-9)
+        assert point.all == pytest.approx(exact_point.all, abs=1e-9)
+        assert point.interval == pytest.approx(exact_point.interval, abs=2e-3)
+
+
+def test_more_than_two_classes_tell_of_the_top_label_alone():
+    statistics = random_statistics(count=3000)
+    exact = summarise(statistics, np.random.default_rng(0))
+    noisy = summarise_noised(without_noise(statistics), np.random.default_rng(0))
+    assert noisy.accuracy == pytest.approx(exact.accuracy)
+    assert noisy.rms_debiased == pytest.approx(exact.rms_debiased, abs=0.01)
+    assert noisy.cannot_tell == ()
+    for metric in ("nll", "brier", "auroc", "calibration_slope", "net_benefit"):
+        assert getattr(noisy, metric) is None
 
 
 @pytest.mark.slow
@@ -96,29 +148,42 @@ def test_a_calibrated_model_seldom_exceeds_what_calibration_would_show_with_the_
     generator = np.random.default_rng(62)
     exceeds = 0
     for _ in range(100):
-        exact = top_label_counts(*draw(generator, 700, 0.0), 15)
-        summary = summarise_noised(noised_table(exact, 1.0, generator), generator)
+        summary = summarise_noised(released(draw(generator, 700, 0.0), 1.5, generator), generator)
         exceeds += summary.ece > summary.ece_if_calibrated_high
     assert exceeds / 100 <= 0.05 + 3 * np.sqrt(0.95 * 0.05 / 100)
 
 
-def test_hidden_by_noise_or_empty_undefined_limit():
-    joined, noise = join_small_bins(NoisedTable(np.zeros((15, 3)), 0.0))
-    assert (joined.shape, noise.shape) == ((0, 3), (0,))
-    table = NoisedTable(np.random.default_rng(64).normal(0, 50.0, (15, 3)), 50.0)
-    summary = summarise_noised(table, np.random.default_rng(0))
-    assert summary.accuracy is None
-    assert summary.rms_debiased is None
-    assert summary.intervals == {}
+def test_hidden_by_noise_or_empty_cannot_tell_limit():
+    nothing = np.zeros((0, 2)), np.zeros(0, np.int64)
+    assert len(joined_bins(released(nothing, 1e-9, np.random.default_rng(0))).sums) == 0
+    for multiplier in (1e-9, 50.0):
+        table = released(nothing, multiplier, np.random.default_rng(64))
+        summary = summarise_noised(table, np.random.default_rng(0))
+        assert set(summary.cannot_tell) >= {"accuracy", "rms_debiased", "nll", "auroc"}
+        assert summary.accuracy is None
+        assert summary.nll is None
+        assert summary.net_benefit is None
 
 
-def test_joined_bins_keep_every_record():
+def test_cannot_tell_is_said_of_intervals_as_wide_as_the_metric_allows_and_of_open_ones():
+    for key, width in {"auroc": 0.25, "accuracy": 0.25, "calibration_slope": 1.0}.items():
+        metric = METRICS[key]
+        assert says_nothing(metric, None)
+        assert says_nothing(metric, (None, 0.5))
+        assert says_nothing(metric, (0.0, width))
+        assert not says_nothing(metric, (0.0, width - 0.01))
+    # What noised sums do not tell has no width of its own.
+    assert not says_nothing(METRICS["mce"], (0.0, 1.0))
+
+
+def test_joined_bins_keep_every_record_and_stand_clear():
     generator = np.random.default_rng(65)
-    table = noised_table(top_label_counts(*draw(generator, 500, 0.0), 15), 1.0, generator)
-    joined, noise = join_small_bins(table)
-    np.testing.assert_allclose(joined.sum(axis=0), table.sums.sum(axis=0))
-    assert (noise**2).sum() == pytest.approx(15 * table.noise_std**2)
-    assert (joined[:, 0] > 5 * noise).all()
+    table = released(draw(generator, 500, 0.0), 1.0, generator)
+    joined = joined_bins(table)
+    assert joined.sums[:, 0].sum() == pytest.approx(table.records)
+    assert (joined.sums[:, 0] > 1).all()
+    assert len(joined.sums) > 2
+    assert CLEAR * np.sqrt(2) * joined.noise_std.max() < 3 * joined.sums[:, 0].max()
 
 
 def test_columns_of_calibration_csv_golden():

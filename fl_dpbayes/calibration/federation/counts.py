@@ -7,10 +7,12 @@ from itertools import accumulate
 import numpy as np
 
 from fl_dpbayes.calibration.bins import COUNT, Floats
+from fl_dpbayes.calibration.intervals import Measured
+from fl_dpbayes.calibration.noised_counts import NoisedCounts
+from fl_dpbayes.calibration.noised_measures import accuracy
 from fl_dpbayes.calibration.recalibration.isotonic import LARGEST_DEVIATION
-from fl_dpbayes.calibration.records import CalibrationValues
-from fl_dpbayes.calibration.release import SENT_COLUMNS, NoisedTable, merge_noised, sensitivity
-from fl_dpbayes.calibration.summarise import summarise_noised
+from fl_dpbayes.calibration.release import SENT_COLUMNS, NoisedTable, sensitivity
+from fl_dpbayes.calibration.summarise import noised_rms
 from fl_dpbayes.calibration.sums import Sums, Total
 from fl_dpbayes.config import (
     ISOTONIC_BINS,
@@ -25,7 +27,7 @@ from fl_dpbayes.errors import UserError
 from fl_dpbayes.privacy import NOISE_TOLERANCE, solve_multiplier
 from fl_dpbayes.protocol import RecalibrateReply, SiteCard
 
-Statistics = Sums | NoisedTable
+Statistics = Sums | NoisedCounts
 # A site that claims more has claimed the pooled result, not more records.
 MAX_RECORDS_PER_UNIT = 1000
 # One honest sum in 10^9 lies beyond.
@@ -40,25 +42,25 @@ COUNT_ARRAYS = {"noised": (ISOTONIC_BINS, SENT_COLUMNS)}
 
 def record_count(statistics: Statistics) -> float:
     """Return the number of test records; behind noise an estimate, which may be negative."""
-    if isinstance(statistics, NoisedTable):
-        return float(statistics.sums[:, COUNT].sum())
+    if isinstance(statistics, NoisedCounts):
+        return statistics.records
     return statistics.count
 
 
-def check_noise(noise_std: float, noise_multiplier: float, most_records: int) -> None:
+def check_noise(noise_std: float, of_one_record: float, most_records: int) -> None:
     """Check that the noise that a site states for each sum is what the plan gives.
 
     Args:
         noise_std: Standard deviation that it states.
-        noise_multiplier: That of the plan.
+        of_one_record: What the plan's noise multiplier gives where one record of a unit is counted.
         most_records: The plan's most records of one unit; a site may count fewer, and then needs
             less noise.
 
     Raises:
         ValueError: If it is not.
     """
-    least = noise_multiplier * sensitivity(1)
-    most = noise_multiplier * sensitivity(most_records)
+    least = of_one_record
+    most = of_one_record * most_records
     if not (1 - NOISE_TOLERANCE) * least <= noise_std <= (1 + NOISE_TOLERANCE) * most:
         planned = f"{least:.3g} to {most:.3g}" if most_records > 1 else f"{least:.3g}"
         raise ValueError(f"it states noise of {noise_std:.3g}, the plan asks for {planned}")
@@ -73,25 +75,50 @@ def check_counts(card: SiteCard, measured: Iterable[Statistics]) -> None:
     Raises:
         ValueError: If one is.
     """
-    most = MAX_RECORDS_PER_UNIT * card.units / (1 - MAX_DECLARATION_ERROR)
     for statistics in measured:
-        slack = 0.0
-        if isinstance(statistics, NoisedTable):
-            slack = NOISE_DEVIATIONS * statistics.noise_std
-            lowest = float(statistics.sums.min())
-            highest = float(statistics.sums.max())
-            if lowest < -slack or highest > most + slack:
-                extreme = lowest if lowest < -slack else highest
-                raise ValueError(
-                    f"a sum is {extreme:.4g}, which {card.units} units and the stated "
-                    "noise do not give"
-                )
-            slack *= math.sqrt(len(statistics.sums))
-        count = record_count(statistics)
-        if count > most + slack:
-            raise ValueError(
-                f"it counts {count:.4g} test records; {card.units} units give at most {most:.4g}"
+        if isinstance(statistics, NoisedCounts):
+            deviations = np.sqrt(np.diag(statistics.covariance))
+            _check_noised(
+                card,
+                statistics.counts,
+                noise_std=deviations[:, None],
+                records=statistics.records,
+                records_noise_std=statistics.records_noise_std,
             )
+        else:
+            _check_count(card, statistics.count, slack=0.0)
+
+
+def _most_records(card: SiteCard) -> float:
+    return MAX_RECORDS_PER_UNIT * card.units / (1 - MAX_DECLARATION_ERROR)
+
+
+def _check_count(card: SiteCard, count: float, slack: float) -> None:
+    most = _most_records(card)
+    if count > most + slack:
+        raise ValueError(
+            f"it counts {count:.4g} test records; {card.units} units give at most {most:.4g}"
+        )
+
+
+def _check_noised(
+    card: SiteCard,
+    sums: Floats,
+    *,
+    noise_std: Floats | float,
+    records: float,
+    records_noise_std: float,
+) -> None:
+    """Check that sums of values in [0, 1] lie where the declared size and their noise put them."""
+    slack = np.broadcast_to(NOISE_DEVIATIONS * np.asarray(noise_std), sums.shape)
+    possible = (sums >= -slack) & (sums <= _most_records(card) + slack)
+    impossible = sums[~possible]
+    if impossible.size:
+        raise ValueError(
+            f"a sum is {impossible[0]:.4g}, which {card.units} units and the stated noise do not "
+            "give"
+        )
+    _check_count(card, records, slack=NOISE_DEVIATIONS * records_noise_std)
 
 
 def checked_counts(
@@ -115,9 +142,15 @@ def checked_counts(
     """
     if answer.noise_std is None:
         raise ValueError("it sent parameters, not counts")
-    check_noise(answer.noise_std, noise_multiplier, most_records)
+    check_noise(answer.noise_std, noise_multiplier * sensitivity(), most_records)
     table = NoisedTable(arrays["noised"], answer.noise_std)
-    check_counts(card, [table])
+    _check_noised(
+        card,
+        table.sums,
+        noise_std=table.noise_std,
+        records=float(table.sums[:, COUNT].sum()),
+        records_noise_std=table.noise_std * math.sqrt(len(table.sums)),
+    )
     return table
 
 
@@ -175,12 +208,12 @@ def dominating_site(role: Role, counts: Mapping[str, float]) -> RunWarning | Non
 def empty_site(site: str, statistics: Statistics) -> RunWarning | None:
     """Name a site whose results hold no record, or none that stands clear of noise on the count."""
     noise = 0.0
-    if isinstance(statistics, NoisedTable):
-        noise = CLEAR_DEVIATIONS * statistics.noise_std * math.sqrt(len(statistics.sums))
+    if isinstance(statistics, NoisedCounts):
+        noise = CLEAR_DEVIATIONS * statistics.records_noise_std
     return warning("empty-results", site) if record_count(statistics) <= noise else None
 
 
-def decisive_sites(role: Role, tables: Mapping[str, NoisedTable]) -> list[RunWarning]:
+def decisive_sites(role: Role, tables: Mapping[str, NoisedCounts]) -> list[RunWarning]:
     """Name the sites that decide a pooled result.
 
     Without such a site it differs by more than the width of its 95 % interval, or is there.
@@ -192,28 +225,27 @@ def decisive_sites(role: Role, tables: Mapping[str, NoisedTable]) -> list[RunWar
     if len(tables) < 2:
         return []
     # Of sites 0 .. k - 1, and of k .. K - 1: each of the two in one pass, whatever their number.
-    before = list(accumulate(tables.values(), merge_noised))
-    after = list(accumulate(reversed([*tables.values()]), merge_noised))[::-1]
-    pooled = _summary_of(before[-1])
-    remaining = [after[1], *map(merge_noised, before, after[2:]), before[-2]]
-    without = {site: _summary_of(table) for site, table in zip(tables, remaining, strict=True)}
+    before = list(accumulate(tables.values(), NoisedCounts.plus))
+    after = list(accumulate(reversed([*tables.values()]), NoisedCounts.plus))[::-1]
+    pooled = _told(before[-1])
+    remaining = [after[1], *map(NoisedCounts.plus, before, after[2:]), before[-2]]
+    without = {site: _told(table) for site, table in zip(tables, remaining, strict=True)}
     warnings: list[RunWarning] = []
     for metric, name in DECIDED.items():
-        value = pooled.metric(metric)
+        of_all = pooled.get(metric)
         values_without = {
-            site: metric_without
-            for site, summary in without.items()
-            if (metric_without := summary.metric(metric)) is not None
+            site: told[metric].value for site, told in without.items() if metric in told
         }
-        if value is None:
+        if of_all is None:
             warnings += [
                 warning("vanished", site, role=role, metric=name, without=metric_without)
                 for site, metric_without in values_without.items()
             ]
             continue
-        low, high = pooled.intervals.get(metric) or (None, None)
-        if low is None or high is None or not values_without:
+        value = of_all.value
+        if of_all.interval is None or not values_without:
             continue
+        low, high = of_all.interval
         changes = {site: abs(changed - value) for site, changed in values_without.items()}
         decisive = max(changes, key=lambda site: changes[site])
         if changes[decisive] > high - low:
@@ -274,5 +306,11 @@ def decisive_means(role: Role, metric: str, totals: Mapping[str, Total]) -> RunW
     )
 
 
-def _summary_of(table: NoisedTable) -> CalibrationValues:
-    return summarise_noised(table, np.random.default_rng(0))
+def _told(table: NoisedCounts) -> dict[str, Measured]:
+    """Return what one site may decide, as far as the noise does not hide it."""
+    measured = {"accuracy": accuracy(table), "rms_debiased": noised_rms(table)}
+    return {
+        metric: of_metric
+        for metric, of_metric in measured.items()
+        if of_metric is not None and of_metric.interval is not None
+    }

@@ -1,7 +1,7 @@
 """Calibration at every site from additive statistics: per site, and pooled per role."""
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import cached_property, reduce
 
 import numpy as np
@@ -25,13 +25,17 @@ from fl_dpbayes.calibration.federation.rows import (
 )
 from fl_dpbayes.calibration.federation.subgroups import (
     Place,
-    coarse,
     pooled,
     read_subgroups,
     subgroup_sets,
 )
 from fl_dpbayes.calibration.metrics.errors import reliability_bins
 from fl_dpbayes.calibration.metrics.ranking import roc_points
+from fl_dpbayes.calibration.noised_counts import (
+    NoisedCounts,
+    largest_sensitivity,
+    without_noise,
+)
 from fl_dpbayes.calibration.prior_shift import prevalence
 from fl_dpbayes.calibration.records import (
     CalibrationRecord,
@@ -41,7 +45,6 @@ from fl_dpbayes.calibration.records import (
     ShiftDetectionRecord,
     SubgroupRecord,
 )
-from fl_dpbayes.calibration.release import NoisedTable
 from fl_dpbayes.calibration.statistics import CalibrationStatistics
 from fl_dpbayes.calibration.summarise import summarise, summarise_noised
 from fl_dpbayes.calibration.sums import Shapes, SumsForm, Total, sparse
@@ -135,15 +138,13 @@ class Evaluation:
         exact = {
             predictor: statistics
             for predictor, statistics in measured.items()
-            if not isinstance(statistics, NoisedTable)
+            if not isinstance(statistics, NoisedCounts)
         }
         if len({sums.of_records() for sums in exact.values()}) > 1:
             raise ValueError("it measured its predictors on different test records")
-        self._subgroups += read_subgroups(
-            card, reply.groups, arrays=arrays, whole=exact, form=self._form
-        )
+        self._subgroups += self._read_subgroups(card, reply, arrays=arrays, whole=measured)
         for predictor, statistics in measured.items():
-            stored = statistics if isinstance(statistics, NoisedTable) else sparse(statistics)
+            stored = statistics if isinstance(statistics, NoisedCounts) else sparse(statistics)
             self.places.append(Place(card.name, card.role, predictor, stored))
         first = exact.get(request.measured[0])
         if isinstance(first, CalibrationStatistics) and first.count:
@@ -157,7 +158,8 @@ class Evaluation:
         self, card: SiteCard, request: EvaluateRequest, reply: EvaluateReply
     ) -> None:
         """Raise a ValueError where results left otherwise than card and plan say."""
-        if len(reply.groups) > most_groups(len(request.measured) * self._form.nbytes):
+        nbytes = self._form.nbytes if reply.noise_std is None else self._form.noised_nbytes
+        if len(reply.groups) > most_groups(len(request.measured) * nbytes):
             raise ValueError(
                 f"it measured {len(reply.groups)} subgroups, whose tables are too large for a reply"
             )
@@ -169,9 +171,11 @@ class Evaluation:
         if reply.noise_std is not None:
             if self._form.noised is None:
                 raise ValueError("it sent noised sums, of which this outcome has none")
+            attributes = {attribute for attribute, _ in reply.groups}
+            sensitivity = largest_sensitivity(tables=1 + len(attributes))
             check_noise(
                 noise_std=reply.noise_std,
-                noise_multiplier=request.noise_multiplier or 0.0,
+                of_one_record=sensitivity * (request.noise_multiplier or 0.0),
                 most_records=self._max_records_per_unit,
             )
 
@@ -209,8 +213,38 @@ class Evaluation:
             if reply.noise_std is None:
                 measured[predictor] = self._form.read(sums)
             else:
-                measured[predictor] = NoisedTable(sums["noised"], reply.noise_std)
+                measured[predictor] = self._noised(sums, reply.noise_std)
         return measured
+
+    def _noised(self, sums: Arrays, noise_std: float) -> NoisedCounts:
+        """Return the noised counts of a message."""
+        return NoisedCounts(
+            sums=sums["noised"], noise_std=noise_std, classes=self._form.classes or 0
+        )
+
+    def _read_subgroups(
+        self,
+        card: SiteCard,
+        reply: EvaluateReply,
+        arrays: Arrays,
+        whole: Mapping[str, Statistics],
+    ) -> list[Place]:
+        """Read and check the statistics of a reply's subgroups."""
+        if reply.noise_std is None:
+            exact = {
+                predictor: statistics
+                for predictor, statistics in whole.items()
+                if not isinstance(statistics, NoisedCounts)
+            }
+            return read_subgroups(card, reply.groups, arrays=arrays, whole=exact, form=self._form)
+        places = []
+        for number, group in enumerate(reply.groups):
+            for predictor in whole:
+                prefix = f"{subgroup_prefix(number)}/{predictor}"
+                table = self._noised(without_prefix(prefix, arrays), reply.noise_std)
+                check_counts(card, [table])
+                places.append(Place(card.name, card.role, predictor, table, group))
+        return places
 
     def calibration_rows(self) -> list[CalibrationRecord]:
         """Summarise pooled roles first, then the means over the sites of each, then sites."""
@@ -258,7 +292,7 @@ class Evaluation:
         return metrics
 
     def subgroup_rows(self) -> list[SubgroupRecord]:
-        """Return the rows of subgroups, whose sums left exactly; those of pooled roles first."""
+        """Return the rows of subgroups; those of pooled roles first."""
         rows = []
         for place in subgroup_sets(self._subgroups, self._pooled_roles):
             assert place.group is not None
@@ -311,17 +345,17 @@ class Evaluation:
         dominating = dominating_site(role, _largest_counts(by_predictor.values()))
         if dominating is not None:
             warnings.append(dominating)
-        tables: dict[str, NoisedTable] = {}
+        tables: dict[str, NoisedCounts] = {}
         for place in by_predictor.get(self._headline, []):
             statistics = place.statistics
             empty = empty_site(place.site, statistics)
             if empty is not None:
                 warnings.append(empty)
             # What noise hides is still pooled.
-            if isinstance(statistics, NoisedTable):
+            if isinstance(statistics, NoisedCounts):
                 tables[place.site] = statistics
             elif empty is None and isinstance(statistics, CalibrationStatistics):
-                tables[place.site] = coarse(statistics)
+                tables[place.site] = without_noise(statistics)
         warnings += decisive_sites(role, tables)
         named = {decided.site for decided in warnings if decided.kind == "decisive"}
         for predictor, places in by_predictor.items():
@@ -380,7 +414,7 @@ class Evaluation:
     def _values(self, place: Place) -> CalibrationValues:
         statistics = place.statistics
         generator = np.random.default_rng(self._seed)
-        if isinstance(statistics, NoisedTable):
+        if isinstance(statistics, NoisedCounts):
             values = summarise_noised(statistics, generator)
         else:
             values = summarise(statistics, generator)

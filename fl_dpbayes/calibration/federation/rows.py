@@ -27,7 +27,7 @@ SHIFT_PREDICTOR = "posterior"
 CONFORMAL_PREDICTORS = ("posterior", "last")
 CALIBRATED_ON = "pooled training sites' test records"
 # The mean of quantiles is no quantile of the mean.
-NOT_AVERAGED = ("n", "ece_if_calibrated_high", "intervals")
+NOT_AVERAGED = ("n", "ece_if_calibrated_high", "intervals", "cannot_tell")
 
 
 def mean_rows(rows: Sequence[CalibrationRecord]) -> list[CalibrationRecord]:
@@ -73,8 +73,16 @@ def _mean_row(members: Sequence[CalibrationRecord]) -> CalibrationRecord:
             "n": sum(row.n or 0 for row in members),
             **means,
             "intervals": {},
+            "cannot_tell": _told_by_few(members),
         }
     )
+
+
+def _told_by_few(members: Sequence[CalibrationRecord]) -> list[str] | None:
+    """Name the metrics that noise hides at a site, of which there is no mean."""
+    if not any(row.noised for row in members):
+        return None
+    return sorted({key for row in members for key in row.cannot_tell or ()})
 
 
 def _mean(values: Sequence[object]) -> float | tuple[float, float] | None:

@@ -7,10 +7,9 @@ from functools import reduce
 import numpy as np
 import numpy.typing as npt
 
-from fl_dpbayes.calibration.bins import REPORT_BINS, coarsen
 from fl_dpbayes.calibration.check_predictions import SUM_TOLERANCE
 from fl_dpbayes.calibration.federation.counts import Statistics
-from fl_dpbayes.calibration.release import SENT_COLUMNS, NoisedTable, merge_noised
+from fl_dpbayes.calibration.noised_counts import NoisedCounts, without_noise
 from fl_dpbayes.calibration.statistics import CalibrationStatistics
 from fl_dpbayes.calibration.sums import SparseSums, Sums, SumsForm, sparse
 from fl_dpbayes.config import Role
@@ -46,7 +45,7 @@ class Place:
     def exact(self) -> Sums | None:
         """The sums, if they are exact."""
         statistics = self.statistics
-        return None if isinstance(statistics, NoisedTable) else statistics
+        return None if isinstance(statistics, NoisedCounts) else statistics
 
     @property
     def of_classes(self) -> CalibrationStatistics | None:
@@ -122,17 +121,15 @@ def pooled(members: Iterable[Place]) -> Place:
     return replace(first, site=f"pooled:{first.role}", stored=sums)
 
 
-def coarse(statistics: CalibrationStatistics | NoisedTable) -> NoisedTable:
-    """Reduce exact sums to a noised table of noise 0, so that both kinds of sites can be pooled."""
-    if isinstance(statistics, NoisedTable):
-        return statistics
-    return NoisedTable(coarsen(statistics.top_label, REPORT_BINS)[:, :SENT_COLUMNS], 0.0)
-
-
 def _merge(first: Statistics, second: Statistics) -> Statistics:
-    if not isinstance(first, NoisedTable) and not isinstance(second, NoisedTable):
+    if not isinstance(first, NoisedCounts) and not isinstance(second, NoisedCounts):
         return first.plus(second)
+    return _counts_of(first).plus(_counts_of(second))
+
+
+def _counts_of(statistics: Statistics) -> NoisedCounts:
+    if isinstance(statistics, NoisedCounts):
+        return statistics
     # Only class probabilities have a noised table.
-    assert isinstance(first, CalibrationStatistics | NoisedTable)
-    assert isinstance(second, CalibrationStatistics | NoisedTable)
-    return merge_noised(coarse(first), coarse(second))
+    assert isinstance(statistics, CalibrationStatistics)
+    return without_noise(statistics)

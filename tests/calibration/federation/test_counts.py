@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, Message
 
-from fl_dpbayes.calibration.bins import OUTCOME, REPORT_BINS, coarsen
+from fl_dpbayes.calibration.bins import OUTCOME
 from fl_dpbayes.calibration.federation import counts
 from fl_dpbayes.calibration.federation.counts import (
     check_counts,
@@ -16,7 +16,8 @@ from fl_dpbayes.calibration.federation.counts import (
     dominating_site,
     empty_site,
 )
-from fl_dpbayes.calibration.release import SENT_COLUMNS, NoisedTable, merge_noised, sensitivity
+from fl_dpbayes.calibration.noised_counts import CODE, COUNT_BINS, NoisedCounts, without_noise
+from fl_dpbayes.calibration.release import sensitivity
 from fl_dpbayes.calibration.statistics import from_batch
 from fl_dpbayes.calibration.sums import Total
 from fl_dpbayes.config.names import PREDICTORS
@@ -37,30 +38,31 @@ def test_exact_count_is_bounded_by_the_declared_units_and_their_error() -> None:
 @pytest.mark.parametrize(
     ("cells", "complaint"),
     [
-        ({(0, 0): 10_055.0}, None),
-        ({(0, 0): 10_065.0}, "a sum is"),
-        ({(3, 1): -55.0}, None),
-        ({(3, 1): -65.0}, "a sum is -65"),
-        ({(bin_, 0): 679.0 for bin_ in range(15)}, None),
-        ({(bin_, 0): 690.0 for bin_ in range(15)}, "test records"),
+        ({(3, 0): 10_080.0}, None),
+        ({(3, 0): 10_120.0}, "a sum is"),
+        ({(3, 1): -80.0}, None),
+        ({(3, 1): -120.0}, "a sum is -120"),
+        ({(bin_, 0): 297.0 for bin_ in range(COUNT_BINS)}, None),
+        ({(bin_, 0): 310.0 for bin_ in range(COUNT_BINS)}, "test records"),
+        ({(3, 0): np.nan}, "a sum is nan"),
     ],
 )
 def test_noised_sums_are_bounded_too(
     cells: dict[tuple[int, int], float], complaint: str | None
 ) -> None:
-    sums = np.zeros((15, SENT_COLUMNS))
+    counts = np.zeros((COUNT_BINS, 2))
     for cell, value in cells.items():
-        sums[cell] = value
+        counts[cell] = value
     with pytest.raises(ValueError, match=complaint) if complaint else nullcontext():
-        check_counts(CARD, [NoisedTable(sums, 10.0)])
+        check_counts(CARD, [NoisedCounts(CODE @ counts, 10.0, 2)])
 
 
 def test_noise_that_is_stated_too_large_is_no_excuse() -> None:
     for records in (1, 20):
-        check_noise(4.0 * sensitivity(records), 4.0, 20)
+        check_noise(4.0 * sensitivity(records), 4.0 * sensitivity(), 20)
     for factor, most in ((3.9, 1), (4.1, 1), (81.0, 20), (3996.0, 20)):
         with pytest.raises(ValueError, match="states noise"):
-            check_noise(factor * sensitivity(), 4.0, most)
+            check_noise(factor * sensitivity(), 4.0 * sensitivity(), most)
 
 
 @pytest.mark.parametrize(
@@ -68,22 +70,22 @@ def test_noise_that_is_stated_too_large_is_no_excuse() -> None:
     [
         (0.0, 0.0, True),
         (1.0, 0.0, False),
-        (60.0, 10.0, True),
-        (90.0, 10.0, False),
+        (50.0, 10.0, True),
+        (60.0, 10.0, False),
     ],
 )
 def test_results_of_no_record_name_their_sender(count: float, noise: float, named: bool) -> None:
-    sums = np.zeros((REPORT_BINS, SENT_COLUMNS))
-    sums[0, 0] = count
-    said = empty_site("south", NoisedTable(sums, noise))
+    counts = np.zeros((COUNT_BINS, 2))
+    counts[0, 0] = count
+    said = empty_site("south", NoisedCounts(CODE @ counts, noise, 2))
     assert (said is not None) == named
     assert said is None or sentence(said).startswith("south sent test results of no record")
 
 
 def test_site_that_makes_a_pooled_result_vanish_is_named() -> None:
     tables = {name: site(250, 0.75, number) for number, name in enumerate("abc")}
-    hidden = tables | {"liar": NoisedTable(np.zeros((REPORT_BINS, SENT_COLUMNS)), 5000.0)}
-    assert counts._summary_of(reduce(merge_noised, hidden.values())).accuracy is None
+    hidden = tables | {"liar": NoisedCounts(np.zeros((COUNT_BINS, 2)), 5000.0, 2)}
+    assert counts._told(reduce(NoisedCounts.plus, hidden.values())) == {}
     said = decisive_sites("held_out", hidden)
     assert {found.site for found in said} == {"liar"}
     assert any("vanish" in sentence(found) for found in said)
@@ -169,12 +171,12 @@ def test_claim_beyond_the_card_is_rejected_and_one_below_it_is_named(
     assert ("south" in n) != rejected
 
 
-def site(count: int, accuracy: float, seed: int, noise_std: float = 0.0) -> NoisedTable:
+def site(count: int, accuracy: float, seed: int, noise_std: float = 0.0) -> NoisedCounts:
     generator = np.random.default_rng(seed)
     confidence = generator.uniform(0.5, 1, count)
     statistics = top_label(confidence, generator.random(count) < accuracy)
-    sums = coarsen(statistics.top_label, REPORT_BINS)[:, :SENT_COLUMNS]
-    return NoisedTable(sums + noise_std * generator.standard_normal(sums.shape), noise_std)
+    sums = without_noise(statistics).sums
+    return NoisedCounts(sums + noise_std * generator.standard_normal(sums.shape), noise_std, 2)
 
 
 def test_one_made_up_site_of_two_or_three_is_named_behind_noise_too() -> None:
@@ -195,17 +197,15 @@ def test_one_made_up_site_of_two_or_three_is_named_behind_noise_too() -> None:
 
 
 def test_every_site_is_left_out_of_the_pool_once(monkeypatch) -> None:
-    summarised = counts._summary_of
+    told = counts._told
     seen = []
-    monkeypatch.setattr(
-        counts, "_summary_of", lambda table: seen.append(table) or summarised(table)
-    )
+    monkeypatch.setattr(counts, "_told", lambda table: seen.append(table) or told(table))
     for number in (2, 3, 5):
         tables = {f"site {k}": site(100 + k, 0.75, k, 2.0 + k) for k in range(number)}
         decisive_sites("held_out", tables)
         plain = [[each for other, each in tables.items() if other != name] for name in tables]
         for found, members in zip(seen[-number:], plain, strict=True):
-            whole = reduce(merge_noised, members)
+            whole = reduce(NoisedCounts.plus, members)
             np.testing.assert_allclose(found.sums, whole.sums, rtol=1e-12)
             assert found.noise_std == pytest.approx(whole.noise_std, rel=1e-12)
 

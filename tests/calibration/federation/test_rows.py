@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from fl_dpbayes.calibration.bins import FINE_BINS, bin_index
 from fl_dpbayes.calibration.federation.rows import conformal_rows, mean_rows, separation
 from fl_dpbayes.calibration.federation.subgroups import Place
+from fl_dpbayes.calibration.noised_counts import COUNT_BINS, NoisedCounts
 from fl_dpbayes.calibration.records import CalibrationRecord
-from fl_dpbayes.calibration.release import SENT_COLUMNS, NoisedTable
 from fl_dpbayes.calibration.statistics import from_batch
 from fl_dpbayes.report.answer import answer
 from fl_dpbayes.report.run_files import read_csv
@@ -111,7 +111,7 @@ def site(seed: int, count: int, prevalence: float):
     return from_batch(np.stack([1 - p, p], axis=1), labels)
 
 
-NOISED = NoisedTable(np.ones((15, SENT_COLUMNS)), 1.0)
+NOISED = NoisedCounts(np.ones((COUNT_BINS, 2)), 1.0, 2)
 
 
 def test_every_place_that_did_not_train_has_rows_per_predictor_and_weights() -> None:

@@ -1,5 +1,7 @@
 """Subgroups of test records: counted at the site, checked by the server, sent if public."""
 
+import math
+
 import numpy as np
 import pytest
 from flwr.app import Array
@@ -9,6 +11,7 @@ from clients.evaluate import count_predictions
 from clients.subgroups import measured_groups
 from fl_dpbayes.calibration.federation.evaluation import Evaluation, Place
 from fl_dpbayes.calibration.federation.subgroups import read_subgroups, subgroup_sets
+from fl_dpbayes.calibration.noised_counts import CODE, COUNT_BINS
 from fl_dpbayes.calibration.statistics import entropies, from_batch
 from fl_dpbayes.config.outcome import Classification
 from fl_dpbayes.config.task import Task
@@ -122,6 +125,71 @@ def test_subgroups_are_pooled_over_the_sites_that_have_them() -> None:
     ]
 
 
+def noised_reply(groups, noise_std: float) -> EvaluateReply:
+    """A reply whose privacy statement nobody looks at here."""
+    fields = {"release": "noised", "noise_std": noise_std, "groups": groups}
+    return EvaluateReply.model_construct(**(REPLY | fields))
+
+
+def noised_arrays(groups, noise_std: float, seed: int) -> dict[str, np.ndarray]:
+    """Released counts of 300 records of one bin, 100 of them in each of the groups."""
+    generator = np.random.default_rng(seed)
+    arrays = {}
+    records = {"": 300} | {f"group-{k}/": 100 for k in range(len(groups))}
+    for place, count in records.items():
+        counts = np.zeros((COUNT_BINS, 2))
+        counts[12] = [0.75 * count, 0.25 * count]
+        for predictor in ("last", "posterior"):
+            noise = noise_std * generator.standard_normal(counts.shape)
+            arrays[f"{place}{predictor}/noised"] = CODE @ counts + noise
+    return arrays
+
+
+def read_noised(evaluation: Evaluation, name: str, groups, arrays, noise_std: float) -> None:
+    card = CARD.model_copy(update={"evaluation_release": "noised", "name": name, "units": 300})
+    asked = request().model_copy(update={"noise_multiplier": 0.5})
+
+    def read(shapes):
+        assert {key: array.shape for key, array in arrays.items()} == shapes
+        return arrays
+
+    evaluation.add(card, asked, noised_reply(groups, noise_std), read)
+
+
+GROUPS = (("sex", "female"), ("sex", "male"), ("age", "old"))
+# A record is counted in three tables: among all, by sex and by age.
+JOINT = 0.5 * math.sqrt(3)
+
+
+def test_noised_subgroups_are_read_and_pooled_with_their_noise() -> None:
+    evaluation = Evaluation(form=TWO.sums)
+    for seed, name in enumerate(("north", "south")):
+        read_noised(evaluation, name, GROUPS, noised_arrays(GROUPS, JOINT, seed), JOINT)
+    rows = {(row.site, row.value, row.predictor): row for row in evaluation.subgroup_rows()}
+    assert len(rows) == 3 * 3 * 2
+    pooled_row = rows["pooled:held_out", "female", "posterior"]
+    assert pooled_row.noised
+    assert abs(pooled_row.n - 200) < 4 * math.sqrt(2) * JOINT * 2.7
+    low, high = pooled_row.intervals["accuracy"]
+    assert low < 0.75 < high
+    # Two sites' records tell more than those of one.
+    one = rows["north", "female", "posterior"].intervals["accuracy"]
+    assert high - low < one[1] - one[0]
+
+
+def test_noised_subgroups_of_too_little_noise_or_of_more_records_than_there_are_are_refused() -> (
+    None
+):
+    evaluation = Evaluation(form=TWO.sums)
+    with pytest.raises(ValueError, match="states noise"):
+        read_noised(evaluation, "north", GROUPS, noised_arrays(GROUPS, 0.5, 0), 0.5)
+    arrays = noised_arrays(GROUPS, JOINT, 0)
+    arrays["group-1/last/noised"] = arrays["group-1/last/noised"] * 1e5
+    with pytest.raises(ValueError, match="a sum is"):
+        read_noised(evaluation, "north", GROUPS, arrays, JOINT)
+    assert evaluation.subgroup_rows() == []
+
+
 REPLY = {"run": "cd" * 16, "round": 1, "request": "0" * 64, "release": "public"}
 
 
@@ -147,7 +215,9 @@ POLICY = {"max_run_epsilon": 4.0, "groups": {"sick": ["0", "1"]}}
 
 
 @pytest.mark.parametrize("release", ["public", "noised", "none"])
-def test_nothing_about_subgroups_leaves_unless_test_data_are_public(table_site, release) -> None:
+def test_subgroups_leave_exactly_with_noise_or_not_at_all_as_the_sums_do(
+    table_site, release
+) -> None:
     site = table_site()
     rows = [(f"p{number}", float(number % 2), 1.0, number % 2) for number in range(40)]
     source = SOURCE | {"group_columns": ["sick"]}
@@ -160,7 +230,11 @@ def test_nothing_about_subgroups_leaves_unless_test_data_are_public(table_site, 
     record = record_of(reply)
     names = set(reply.content["arrays"])
     if release == "noised":
-        assert (record["groups"], names) == ([], {"last/noised"})
+        # All that the policy declares, and the others, whatever the records are.
+        assert record["groups"] == [["sick", value] for value in ("0", "1", "other")]
+        assert names == {"last/noised", *(f"group-{number}/last/noised" for number in range(3))}
+        # A record is counted among all, and in one subgroup.
+        assert record["noise_std"] == pytest.approx(2.0 * math.sqrt(2))
         return
     assert record["groups"] == [["sick", "0"], ["sick", "1"]]
     assert {"last/top_label", "group-0/last/top_label", "group-1/last/uncertainty"} < names
