@@ -19,9 +19,13 @@ from fl_dpbayes.posterior.hierarchical.distribution import REACH, Distribution, 
 from fl_dpbayes.posterior.hierarchical.effects import (
     FACTS,
     HOSPITALS,
+    POOLED_ROUNDS,
     UNKNOWN,
+    log_odds_means,
+    pooled_round,
     site_means,
     summed_round,
+    with_round,
 )
 from fl_dpbayes.posterior.hierarchical.model import HospitalModel, fit_hospitals, with_intercept
 from fl_dpbayes.posterior.predictive import (

@@ -8,6 +8,7 @@ import numpy.typing as npt
 from fl_dpbayes.config import FALD, warning
 from fl_dpbayes.posterior import (
     HOSPITALS,
+    POOLED_ROUNDS,
     DriftMeter,
     PerSite,
     PosteriorSamples,
@@ -15,9 +16,13 @@ from fl_dpbayes.posterior import (
     average_of_states,
     averaged_temperature,
     flatten_state,
+    log_odds_means,
     point_of,
+    pooled_round,
+    site_means,
     summed_round,
     target_warnings,
+    with_round,
 )
 from fl_dpbayes.privacy import planned_chain
 from fl_dpbayes.protocol import Arrays, without_prefix
@@ -57,14 +62,15 @@ class FALDStrategy(PosteriorStrategy):
         self.record.warn(*warnings)
 
         steps_after_burn_in = self._steps_after_burn_in(replies)
+        positions = PerSite(list(replies), lambda site: without_prefix("parameters", states[site]))
+        if self.federation.scenario.hierarchical is not None:
+            summed = self._summed_round(arrays, positions, replies)
+            self._add_to_pooled_rounds(round_number, summed)
+            if steps_after_burn_in > 0:
+                self._add_to_hospital_sums(round_number, summed)
         if steps_after_burn_in > 0:
-            positions = PerSite(
-                list(replies), lambda site: without_prefix("parameters", states[site])
-            )
             mean_position = without_prefix("parameters", average)
             self._drift.add(positions, mean_position, self.site_weights)
-            if self.federation.scenario.hierarchical is not None:
-                self._add_to_hospital_sums(round_number, arrays, positions, replies)
 
         temperature = 0.0
         if is_mean:
@@ -91,23 +97,31 @@ class FALDStrategy(PosteriorStrategy):
         is_thinned_in = steps_after_burn_in % training.thinning < training.steps_per_round
         return steps_after_burn_in > 0 and is_thinned_in
 
-    def _add_to_hospital_sums(
-        self,
-        round_number: int,
-        arrays: Arrays,
-        positions: Mapping[str, Arrays],
-        replies: Mapping[str, CheckedReply],
-    ) -> None:
-        """Add a round to the sums of which the posterior over hospitals is made."""
+    def _summed_round(
+        self, arrays: Arrays, positions: Mapping[str, Arrays], replies: Mapping[str, CheckedReply]
+    ) -> dict[str, npt.NDArray]:
+        """Return what a round adds to the sums of every site that took part."""
         shapes = self.federation.shapes
         units = self.federation.roster.units
-        sums: dict[str, npt.NDArray] = {**(self.bank.last(HOSPITALS, 0) or {})}
         start = flatten_state(without_prefix("parameters", arrays), shapes)
+        summed = {}
         for site, reply in replies.items():
             chain = planned_chain(self.plan, units[site])
             position = flatten_state(positions[site], shapes)
-            summed = summed_round(chain, reply.last_step, start, position)
-            sums[site] = sums.get(site, 0.0) + summed
+            summed[site] = summed_round(chain, reply.last_step, start, position)
+        return summed
+
+    def _add_to_pooled_rounds(self, round_number: int, summed: dict[str, npt.NDArray]) -> None:
+        """Add a round, burn-in or not, to those that tell how the model's log odds spread."""
+        pooled = pooled_round(log_odds_means(site_means(summed)), self.plan.total_rounds)
+        rounds = with_round(self.bank.last(POOLED_ROUNDS, 0) or {}, pooled)
+        self.bank.add(POOLED_ROUNDS, round_number, 0, NO_SAMPLES, rounds)
+
+    def _add_to_hospital_sums(self, round_number: int, summed: dict[str, npt.NDArray]) -> None:
+        """Add a round after burn-in to the sums of which the posterior over hospitals is made."""
+        sums: dict[str, npt.NDArray] = {**(self.bank.last(HOSPITALS, 0) or {})}
+        for site, row in summed.items():
+            sums[site] = sums.get(site, 0.0) + row
         self.bank.add(HOSPITALS, round_number, 0, NO_SAMPLES, sums)
 
     def chain_names(self) -> list[str]:

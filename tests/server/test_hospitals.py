@@ -18,7 +18,15 @@ from fl_dpbayes.files.record import digest
 from fl_dpbayes.files.run_store import RunStore
 from fl_dpbayes.hospital.ledger import ledger_of
 from fl_dpbayes.models.build import model_shapes
-from fl_dpbayes.posterior.hierarchical.effects import HOSPITALS, UNKNOWN, site_means
+from fl_dpbayes.posterior.hierarchical.effects import (
+    HOSPITALS,
+    POOLED_ROUNDS,
+    UNKNOWN,
+    Means,
+    log_odds_means,
+    pooled_round,
+    site_means,
+)
 from fl_dpbayes.posterior.hierarchical.model import fit_hospitals, with_intercept
 from fl_dpbayes.posterior.sample_store import PosteriorBank
 from fl_dpbayes.posterior.samples import PosteriorSamples
@@ -108,6 +116,30 @@ def test_sums_are_those_that_the_chains_noised_to_rounding(
     assert np.abs(means.gradients - own).max() < 1e-3 * np.abs(own).max()
 
 
+def test_every_round_s_pooled_score_is_the_mean_of_what_the_chains_noised(
+    run: Federation, noised: list[np.ndarray]
+) -> None:
+    bank = PosteriorBank(RunStore.open(run.folder, to_read=True))
+    rounds = bank.last(POOLED_ROUNDS, 0)
+    means = log_odds_means(site_means(bank.last(HOSPITALS, 0)))
+    assert (rounds["states"].shape, rounds["noises"].shape) == ((6, 26), (6,))
+    # Three sites in turn, the Norwegian one last; burn-in is among the rounds.
+    for number, sums in enumerate(np.array(noised).reshape(6, 3, -1)[:, [2, 0, 1]]):
+        of_round = log_odds_means(
+            Means(
+                units=means.units,
+                gradients=sums,
+                states=np.zeros_like(sums),
+                # Rounds have equal noise, and four came after burn-in.
+                noise=means.noise * 2 * np.sqrt(2),
+            )
+        )
+        pooled = pooled_round(of_round, rounds=6)
+        scale = np.abs(pooled.score).max()
+        np.testing.assert_allclose(rounds["scores"][number], pooled.score, atol=1e-3 * scale)
+        np.testing.assert_allclose(rounds["noises"][number], pooled.noise, rtol=1e-9)
+
+
 def test_a_run_that_was_cut_off_keeps_its_sums(run: Federation, federation, tmp_path: Path) -> None:
     again = Federation(tmp_path / "again", scenario())
     sent = 0
@@ -125,12 +157,11 @@ def test_a_run_that_was_cut_off_keeps_its_sums(run: Federation, federation, tmp_
     again.grid.change = lambda request, reply: reply
     again.run()
     assert_same_run(again.folder, run.folder)
-    for name, row in (
-        PosteriorBank(RunStore.open(run.folder, to_read=True)).last(HOSPITALS, 0).items()
-    ):
-        assert np.array_equal(
-            PosteriorBank(RunStore.open(again.folder, to_read=True)).last(HOSPITALS, 0)[name], row
-        )
+    stored = PosteriorBank(RunStore.open(run.folder, to_read=True))
+    stored_again = PosteriorBank(RunStore.open(again.folder, to_read=True))
+    for name in (HOSPITALS, POOLED_ROUNDS):
+        for key, values in stored.last(name, 0).items():
+            assert np.array_equal(stored_again.last(name, 0)[key], values)
 
 
 def test_every_hospital_is_measured_with_its_own_posterior(run: Federation) -> None:

@@ -7,6 +7,7 @@ w_t' took, exactly. Rounds after burn-in weigh as 1 / sigma_t^2. Post-processing
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -18,14 +19,19 @@ from fl_dpbayes.models import prior_gradient
 from fl_dpbayes.posterior.hierarchical.distribution import Floats
 from fl_dpbayes.schedules import PlannedChain
 
-# The bank's name for the sums of all sites; no site can be called so.
+# The bank's names for the sums of all sites, and for the mean of all sites' sums in each round; no
+# site can be called so.
 HOSPITALS = "sums of hospitals"
+POOLED_ROUNDS = "pooled sums of rounds"
 FACTS = 4
 # The variance of an estimate that says nothing: no log odds are as far apart as its root.
 UNKNOWN = 1e4
 # Beyond any state or sum that tells a level: what is added up over rounds then stays within
 # float32's range.
 LARGEST = 1e18
+# Rough sizes of one coordinate of a record's score, and of its differences between hospitals.
+SCORE_VARIANCE = 0.05
+SCORE_BETWEEN_HOSPITALS = 0.02
 # Keeps a division by a record's length, or by noise, from one by 0.
 _SMALLEST_LENGTH = 1e-300
 _SMALLEST_NOISE = 1e-30
@@ -118,6 +124,70 @@ def log_odds_means(means: Means) -> Means:
         states=contrast(means.states),
         noise=means.noise / np.sqrt(2),
     )
+
+
+@dataclass(frozen=True)
+class PooledRound:
+    """All sites' clipped scores of one round, averaged.
+
+    Attributes:
+        state: w_t, where they were taken, in log odds, shape (1 + D,).
+        score: Their mean per record, shape (1 + D,).
+        noise: Standard deviation of the noise in each coordinate of it.
+    """
+
+    state: Floats
+    score: Floats
+    noise: float
+
+
+def pooled_round(means: Means, rounds: int) -> PooledRound:
+    """Average the sites' scores per record of one round by how precisely each is known.
+
+        om_k ~ 1 / (v / n_k + s_k^2 / (T n_k^2) + b^2),   sum of om_k = 1
+
+    with v about the variance of a record's score, b that of hospitals' mean scores, and s_k / T^.5
+    the noise that is left after all rounds. Only the precision of what is read from the mean hangs
+    on these weights, no bias.
+
+    Args:
+        means: Of the one round, in log odds.
+        rounds: T, how many rounds are read together.
+
+    Returns:
+        The mean.
+    """
+    units = means.units
+    noise = means.noise / units
+    weights = 1 / (
+        SCORE_VARIANCE / units + np.square(noise) / rounds + np.square(SCORE_BETWEEN_HOSPITALS)
+    )
+    weights = weights / weights.sum()
+    return PooledRound(
+        state=means.states.mean(axis=0),
+        score=weights @ (means.gradients / units[:, None]),
+        noise=float(np.sqrt(np.square(weights * noise).sum())),
+    )
+
+
+def with_round(rounds: Mapping[str, npt.NDArray], pooled: PooledRound) -> dict[str, Floats]:
+    """Append a round to the pooled rounds of a run as they are stored.
+
+    Args:
+        rounds: Of those before, as returned; empty before the first.
+        pooled: The round.
+
+    Returns:
+        `states` and `scores`, each of shape (T, 1 + D), and `noises`, of shape (T,).
+    """
+    added = {
+        "states": pooled.state[None],
+        "scores": pooled.score[None],
+        "noises": np.array([pooled.noise]),
+    }
+    if not rounds:
+        return added
+    return {name: np.concatenate([rounds[name], values]) for name, values in added.items()}
 
 
 class ClippedScore(NamedTuple):
