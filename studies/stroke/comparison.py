@@ -135,7 +135,7 @@ def read_kept_runs(folder: Path) -> list[KeptRun]:
         elif len(groups) == 1 and not groups & trained:
             held_out = groups.pop()
         epsilon = scenario.privacy.epsilon
-        budget = WITHOUT_PRIVACY if epsilon is None else f"{epsilon:g}"
+        budget = WITHOUT_PRIVACY if epsilon == np.inf else f"{epsilon:g}"
         runs.append(
             KeptRun(folder=path.parent, seed=scenario.seed, budget=budget, held_out=held_out)
         )
