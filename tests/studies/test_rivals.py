@@ -10,6 +10,7 @@ from scipy.special import expit, logit
 
 from fl_dpbayes.config import load_scenario, load_study
 from fl_dpbayes.study.grid import study_cells
+from studies.pages import written_pages
 from studies.second_trial.analysis import RIVALS_HERE, coverage_table
 from studies.second_trial.medpar import COLUMNS, medpar_table
 from studies.stroke.comparison import (
@@ -294,3 +295,19 @@ def test_the_second_trials_table_is_what_the_package_ships() -> None:
     study = load_study(str(ROOT / "studies" / "second_trial" / "medpar.toml"))
     named = {int(name) for name in study_cells(study)[0].scenario.sites}
     assert named == set(counts[counts >= 20].index)
+
+
+@pytest.mark.parametrize("name", ["stroke", str(ROOT / "studies/second_trial/medpar.toml")])
+def test_without_privacy_nothing_is_clipped_and_sites_weigh_by_their_patients(name: str) -> None:
+    cells = study_cells(load_study(name, ["axes.seed=[201]"]))
+    free = [cell.scenario for cell in cells if dict(cell.labels)["budget"] == "none"]
+    assert free
+    for scenario in free:
+        assert scenario.privacy.clip_norm is None
+        assert scenario.aggregation.size_power == 1.0
+        assert scenario.sampler.prior.scale == 1.0
+
+
+def test_pages_hold_the_tables() -> None:
+    for path, text in written_pages().items():
+        assert path.read_text() == text, "run python -m studies.pages"
