@@ -191,12 +191,15 @@ def drawn_hospitals(countries: Names, generator: np.random.Generator) -> Floats:
     Returns:
         How often each hospital is drawn, shape (REPLICATES, K).
     """
-    members = [np.flatnonzero(countries == name) for name in np.unique(countries)]
+    names = np.unique(countries)
+    each = np.full(len(names), 1 / len(names))
+    drawn_countries = generator.multinomial(len(names), each, size=REPLICATES)
     counts = np.zeros((REPLICATES, len(countries)))
-    for replicate in counts:
-        for country in generator.integers(len(members), size=len(members)):
-            drawn = generator.choice(members[country], size=len(members[country]))
-            np.add.at(replicate, drawn, 1)
+    for name, times in zip(names, drawn_countries.T, strict=True):
+        members = np.flatnonzero(countries == name)
+        # A country that is drawn twice draws its hospitals twice.
+        shares = np.full(len(members), 1 / len(members))
+        counts[:, members] = generator.multinomial(times * len(members), shares)
     return counts
 
 
@@ -333,10 +336,12 @@ def validate(
 
 
 def large_countries(split: Split, least: int = 200) -> list[str]:
-    """Return countries of `least` patients and more at hospitals that take part."""
-    dealt = np.concatenate([split.train.countries, split.test.countries])
+    """Return countries of `least` patients and more whose hospitals take part."""
+    parts = (split.train, split.test, split.outside)
+    dealt = np.concatenate([part.countries for part in parts])
     names, counts = np.unique(dealt, return_counts=True)
-    return [str(name) for name in names[counts >= least]]
+    takes_part = np.isin(names, split.train.countries)
+    return [str(name) for name in names[takes_part & (counts >= least)]]
 
 
 def write_tables(tables: Mapping[str, pd.DataFrame], folder: Path) -> None:
