@@ -17,11 +17,11 @@ WORDS = {
     "alone": "each hospital alone, without privacy: nothing leaves it",
     "public score, own level": "public score and the hospital's own level: nothing leaves it",
     "pooled": "all patients in one place: logistic regression",
-    "pooled with country": "the same with country",
+    "pooled with country": "all patients in one place: logistic regression with country",
     "random intercepts": "all patients in one place: random intercepts",
     "boosting": "all patients in one place: boosted trees",
-    "boosting with country": "the same with country",
-    "boosting with hospital": "the same with hospital",
+    "boosting with country": "all patients in one place: boosted trees with country",
+    "boosting with hospital": "all patients in one place: boosted trees with hospital",
 }
 PRICE = "hierarchical, epsilon 1 less hierarchical, without privacy"
 WORTH = (
