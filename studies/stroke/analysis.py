@@ -21,7 +21,7 @@ from fl_dpbayes.calibration import EXACT_BINS, NOISED_BINS, private_threshold, s
 from fl_dpbayes.config import read_site_file
 from fl_dpbayes.data import SITES_FOLDER, Site, SiteSplit, load_site
 from fl_dpbayes.posterior import Distribution, HospitalModel, mixed, predict, with_intercept
-from fl_dpbayes.posterior.hierarchical.model import LEVEL, MEDIAN, SHARES
+from fl_dpbayes.posterior.hierarchical.model import LEVEL, SHARES
 from fl_dpbayes.predict.finished_run import FinishedRun, read_run
 from fl_dpbayes.predict.hospital_posterior import load_hospitals
 from fl_dpbayes.predict.update import residual_sum
@@ -383,15 +383,10 @@ def spread_table(cells: StudyCells) -> pd.DataFrame:
     rows: list[Row] = []
     for budget in cells.budgets:
         for cell in cells.all_train(budget):
-            posterior = read_federation(cell.folder).hospitals.posterior
-            spreads = {"hospitals, one level": posterior.in_one_level().spreads[0]}
-            if posterior.groups is not None:
-                spreads["hospitals of a country"], spreads["countries"] = posterior.spreads
-            for between, spread in spreads.items():
-                low, high = spread.interval(LEVEL)
-                value = float(spread.quantiles(MEDIAN))
-                key: Row = {"budget": budget, "seed": cell.seed, "between": between}
-                rows.append(key | {"value": value, "low": low, "high": high})
+            for spread in read_federation(cell.folder).hospitals.spreads:
+                low, high = spread.interval
+                key: Row = {"budget": budget, "seed": cell.seed, "between": spread.between}
+                rows.append(key | {"value": spread.standard_deviation, "low": low, "high": high})
     return pd.DataFrame(rows)
 
 

@@ -158,7 +158,6 @@ class HospitalPosterior:
         largest_sd: Above 0.
 
     Attributes:
-        groups: As given.
         counts: Of how many hospitals and groups that is all there is.
         identified: Whether they are enough to tell their spread.
     """
@@ -167,7 +166,7 @@ class HospitalPosterior:
         self, fits: Sequence[Effects], groups: npt.NDArray[np.int64] | None, largest_sd: float
     ) -> None:
         self._effects = tuple(fits)
-        self.groups = groups
+        self._groups = groups
         self._largest_sd = largest_sd
         hospitals = len(self._effects[0].estimates)
         numbers = np.zeros(hospitals, np.int64) if groups is None else groups
@@ -201,10 +200,6 @@ class HospitalPosterior:
         """Whether nothing is said of a hospital, as it told no level or one too far out: (K,)."""
         return np.any([effects.variances >= UNKNOWN for effects in self._effects], axis=0)
 
-    def in_one_level(self) -> "HospitalPosterior":
-        """Return the posterior of the same estimates where groups are not looked at."""
-        return HospitalPosterior(self._effects, groups=None, largest_sd=self._largest_sd)
-
     @property
     def mean_effects(self) -> Floats:
         """The expected effect of every hospital, shape (K,)."""
@@ -217,7 +212,7 @@ class HospitalPosterior:
             variances = effects.variances.copy()
             variances[number] = UNKNOWN
             fits.append(Effects(effects.estimates, variances))
-        others = HospitalPosterior(fits, groups=self.groups, largest_sd=self._largest_sd)
+        others = HospitalPosterior(fits, groups=self._groups, largest_sd=self._largest_sd)
         return others.of_hospital(number)
 
     def of_hospital(self, number: int) -> Distribution:

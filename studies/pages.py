@@ -1,0 +1,180 @@
+"""Writes the tables of rivals into the results' pages: `python -m studies.pages`."""
+
+import json
+from pathlib import Path
+
+import pandas as pd
+
+ROOT = Path(__file__).parents[1]
+STROKE = ROOT / "docs" / "results" / "stroke"
+SECOND = ROOT / "docs" / "results" / "second-trial"
+BEGIN, END = "<!-- studies.pages: begin -->\n", "<!-- studies.pages: end -->\n"
+WORDS = {
+    "hierarchical, epsilon 1": "federation, a level for each hospital, epsilon 1",
+    "hierarchical, without privacy": "federation, a level for each hospital, without privacy",
+    "one model, epsilon 1": "federation, one model, epsilon 1",
+    "one model, without privacy": "federation, one model, without privacy",
+    "alone": "each hospital alone, without privacy: nothing leaves it",
+    "public score, own level": "public score and the hospital's own level: nothing leaves it",
+    "pooled": "all patients in one place: logistic regression",
+    "pooled with country": "all patients in one place: logistic regression with country",
+    "random intercepts": "all patients in one place: random intercepts",
+    "boosting": "all patients in one place: boosted trees",
+    "boosting with country": "all patients in one place: boosted trees with country",
+    "boosting with hospital": "all patients in one place: boosted trees with hospital",
+}
+PRICE = "hierarchical, epsilon 1 less hierarchical, without privacy"
+WORTH = (
+    "hierarchical, epsilon 1 less alone",
+    "hierarchical, epsilon 1 less public score, own level",
+    "hierarchical, without privacy less alone",
+    "hierarchical, without privacy less public score, own level",
+)
+UK = "uk"
+
+
+def interval(row: pd.Series, digits: int = 4) -> str:
+    """Return a value and its interval."""
+    return f"{row['value']:.{digits}f} [{row['low']:.{digits}f}, {row['high']:.{digits}f}]"
+
+
+def rivals_section(folder: Path) -> str:
+    """Return what privacy costs, what federation brings, and every predictor.
+
+    Args:
+        folder: Holds `rivals.csv`, `rivals-auroc.csv` and `rivals-tries.csv`.
+    """
+    table = pd.read_csv(folder / "rivals.csv").set_index("figure")
+    aurocs = pd.read_csv(folder / "rivals-auroc.csv").set_index("predictor")
+    tries = pd.read_csv(folder / "rivals-tries.csv")
+    chosen = tries[tries["chosen"]].drop_duplicates("rival").set_index("rival")["setting"]
+    first = table.iloc[0]
+    lines = [
+        f"Log loss a test patient, {first['splits']:.0f} splits that no search has seen, "
+        f"{first['hospitals']:.0f} hospitals, {first['patients']:.0f} tests; negative: the "
+        "first is better.",
+        "",
+        "| | first less second | difference [90 %] |",
+        "|---|---|---|",
+    ]
+    differences = [name for name in table.index if " less " in name]
+    rest = [name for name in differences if name != PRICE and name not in WORTH]
+    for title, names in (
+        ("**what privacy costs**", [PRICE]),
+        ("**what federation brings**", WORTH),
+        ("the rest", rest),
+    ):
+        for name in names:
+            first_name, second_name = name.split(" less ")
+            words = f"{WORDS[first_name]}, less {WORDS[second_name]}"
+            lines.append(f"| {title} | {words} | {interval(table.loc[name])} |")
+    lines += [
+        "",
+        "| predictor | log loss [90 %] | AUROC | setting, of 12 tries |",
+        "|---|---|---|---|",
+    ]
+    predictors = table[~table.index.isin(differences)].sort_values("value")
+    for name, row in predictors.iterrows():
+        auroc = f"{aurocs.loc[name, 'mean']:.3f}"
+        setting = _setting(chosen[name]) if name in chosen else "the program's"
+        lines.append(f"| {WORDS[str(name)]} | {interval(row)} | {auroc} | {setting} |")
+    return "\n".join(lines) + "\n"
+
+
+def _setting(text: str) -> str:
+    return ", ".join(f"{name} {value:g}" for name, value in json.loads(text).items())
+
+
+def validation_section(folder: Path) -> str:
+    """Return the summary over countries held out, and the figures of each.
+
+    Args:
+        folder: Holds `validation.csv` and `validation-summary.csv`.
+    """
+    summary = pd.read_csv(folder / "validation-summary.csv")
+    by_country = pd.read_csv(folder / "validation.csv")
+    lines = [
+        "| predictor | measure | countries | mean [95 %] | tau | a new country [95 %] |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in summary.to_dict("records"):
+        mean = f"{row['mean']:.2f} [{row['low']:.2f}, {row['high']:.2f}]"
+        new = f"{row['new low']:.2f} to {row['new high']:.2f}"
+        lines.append(
+            f"| {WORDS[row['predictor']]} | {row['measure']} | {row['places']} | {mean} "
+            f"| {row['tau']:.2f} | {new} |"
+        )
+    predictor = by_country["predictor"].iloc[-1]
+    for name in ("hierarchical, epsilon 1", "random intercepts"):
+        if name in set(by_country["predictor"]):
+            predictor = name
+            break
+    lines += [
+        "",
+        f"Each country, {WORDS[predictor]} (estimate ± standard error):",
+        "",
+        "| country | patients | events | O/E | calibration intercept | slope | AUROC |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    part = by_country[by_country["predictor"] == predictor]
+    for row in part.sort_values("patients", ascending=False).to_dict("records"):
+        name = f"**{row['country']}**" if row["country"] == UK else row["country"]
+        oe_se = row["O/E"] * row["log O/E se"]
+        cells = [
+            f"{row['O/E']:.2f} ± {oe_se:.2f}",
+            f"{row['calibration intercept']:.2f} ± {row['calibration intercept se']:.2f}",
+            f"{row['calibration slope']:.2f} ± {row['calibration slope se']:.2f}",
+            f"{row['AUROC']:.3f} ± {row['AUROC se']:.3f}",
+        ]
+        lines.append(f"| {name} | {row['patients']} | {row['events']} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def coverage_section(folder: Path) -> str:
+    """Return how many intervals for a new hospital's rate hold, and the spread of each run."""
+    lines = [
+        "| new hospitals | federation | hospitals | intervals | hold [90 %] | mean width |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in pd.read_csv(folder / "coverage.csv").to_dict("records"):
+        holds = f"{row['coverage']:.2f} [{row['low']:.2f}, {row['high']:.2f}]"
+        lines.append(
+            f"| {row['hospitals']} | {row['privacy']} | {row['places']} | {row['intervals']} "
+            f"| {holds} | {row['width']:.2f} |"
+        )
+    lines += ["", "| split | federation | sd between hospitals [90 %] |", "|---|---|---|"]
+    for row in pd.read_csv(folder / "spread.csv").to_dict("records"):
+        spread = f"{row['sd']:.2f} [{row['low']:.2f}, {row['high']:.2f}]"
+        lines.append(f"| {row['seed']} | {row['privacy']} | {spread} |")
+    return "\n".join(lines) + "\n"
+
+
+def with_sections(page: str, sections: list[str]) -> str:
+    """Put sections in the page's marked places, in their order."""
+    first, *marked = page.split(BEGIN)
+    if len(marked) != len(sections):
+        raise ValueError(f"the page has {len(marked)} marked places for {len(sections)} sections")
+    parts = [first]
+    for section, part in zip(sections, marked, strict=True):
+        _, _, after = part.partition(END)
+        parts.append(f"{BEGIN}\n{section}\n{END}{after}")
+    return "".join(parts)
+
+
+def written_pages() -> dict[Path, str]:
+    """Return page -> its text with the tables of today."""
+    sections = {
+        STROKE / "README.md": [rivals_section(STROKE), validation_section(STROKE)],
+        SECOND / "README.md": [rivals_section(SECOND), coverage_section(SECOND)],
+    }
+    return {path: with_sections(path.read_text(), parts) for path, parts in sections.items()}
+
+
+def main() -> None:
+    """Write the pages."""
+    for path, text in written_pages().items():
+        path.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

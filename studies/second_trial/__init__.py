@@ -1,0 +1,1 @@
+"""The stroke trial's settings, untouched, on other patients of other hospitals."""
