@@ -18,6 +18,10 @@ from google.protobuf.message import DecodeError
 from fl_dpbayes.errors import UserError
 
 POLL_SECONDS = 0.05
+# A question costs the SuperLink some hundredths of a second of a core, and real sites answer after
+# seconds to hours: who has waited long may wait a twentieth longer.
+MOST_POLL_SECONDS = 2.0
+POLLS_PER_WAIT = 20
 # What Flower raises where the parts of a reply do not fit each other, which its sender chooses; a
 # broken connection raises none of these.
 UNREADABLE = (
@@ -55,7 +59,8 @@ class OrderedGrid:
             timeout: Seconds for all replies together; None waits for ever.
         """
         pushed: list[_PushedRequest] = []
-        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        start = time.monotonic()
+        deadline = math.inf if timeout is None else start + timeout
         for request in messages:
             for message_id in self._grid.push_messages([request]):
                 unreadable = Message(Error(ErrorCode.UNKNOWN, ""), reply_to=request)
@@ -65,7 +70,7 @@ class OrderedGrid:
                 continue
             replies = self._pull(sent)
             while not replies and time.monotonic() < deadline:
-                time.sleep(POLL_SECONDS)
+                time.sleep(_pause(time.monotonic() - start))
                 replies = self._pull(sent)
             # Popped, so that nothing here holds a reply that was taken.
             while replies:
@@ -78,6 +83,11 @@ class OrderedGrid:
         except UNREADABLE as error:
             log(WARNING, "a reply could not be put together: %s", type(error).__name__)
             return [sent.unreadable]
+
+
+def _pause(waited: float) -> float:
+    """Return how long to wait before the next question, after so many seconds of waiting."""
+    return min(max(waited / POLLS_PER_WAIT, POLL_SECONDS), MOST_POLL_SECONDS)
 
 
 @dataclass(frozen=True)

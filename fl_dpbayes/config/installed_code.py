@@ -1,9 +1,10 @@
 """The installed files that a name of code stands for."""
 
 import hashlib
+import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from importlib.metadata import (
     PackageNotFoundError,
@@ -20,7 +21,7 @@ from pydantic import Field
 from fl_dpbayes.config.kinds import HOME
 from fl_dpbayes.config.names import OutsideText
 from fl_dpbayes.config.sampler import SAMPLERS
-from fl_dpbayes.files import KEPT, Config, files_below
+from fl_dpbayes.files import KEPT, Config
 
 PACKAGE = "fl-dpbayes"
 PACKAGE_FOLDERS = ("fl_dpbayes", "clients", "server")
@@ -92,22 +93,31 @@ def files_digest(places: tuple[Path, ...]) -> str:
 
     What Python compiles for itself, `__pycache__`, is left out: it differs from machine to machine.
     """
-    named_files: set[tuple[str, Path]] = set()
-    for place in places:
-        for path in files_below([place]):
-            if "__pycache__" not in path.parts:
-                named_files.add((path.relative_to(place.parent).as_posix(), path))
-    in_order = sorted(named_files)
+    in_order = sorted({named for place in places for named in _named_files(place)})
 
     def read() -> str:
         digest = hashlib.sha256()
         for name, path in in_order:
-            if path.is_file():
-                content = path.read_bytes()
+            if os.path.isfile(path):
+                content = Path(path).read_bytes()
                 digest.update(f"{name}\n{len(content)}\n".encode() + content)
         return digest.hexdigest()
 
     return KEPT.get(("files digest", places), read, len, [path for _, path in in_order])
+
+
+def _named_files(place: Path) -> Iterator[tuple[str, str]]:
+    """List a file, or a folder with all below it: names below the place's folder, and paths.
+
+    A site looks at every message: texts, for an object for each path takes ten times as long.
+    """
+    start = len(str(place.parent / "_")) - 1
+    yield str(place)[start:], str(place)
+    for folder, folder_names, file_names in os.walk(place, followlinks=True):
+        folder_names[:] = [name for name in folder_names if name != "__pycache__"]
+        for name in (*folder_names, *file_names):
+            path = os.path.join(folder, name)
+            yield path[start:], path
 
 
 def _places(top: str) -> tuple[Path, ...]:

@@ -30,6 +30,8 @@ def _memory_share() -> int:
 MOST_BYTES = _memory_share()
 
 State = tuple[int, ...]
+# Texts where there are many: to make an object for each takes longer than to look at the file.
+AnyPath = str | Path
 
 _LOCK = threading.Lock()
 # A process that is forked while another thread holds it would wait for ever.
@@ -60,11 +62,11 @@ class _Entry:
 
     value: Any
     bytes: int
-    states: dict[Path, State]
-    digests: dict[Path, str]
+    states: dict[AnyPath, State]
+    digests: dict[AnyPath, str]
     source: Callable[[], object]
 
-    def holds(self, states: dict[Path, State], source: object) -> bool:
+    def holds(self, states: dict[AnyPath, State], source: object) -> bool:
         """Say whether files and object are those that the value was made of."""
         if self.source() is not source or self.states != states:
             return False
@@ -97,7 +99,7 @@ class Kept:
         key: Hashable,
         load: Callable[[], T],
         size: Callable[[T], int],
-        files: Iterable[Path] = (),
+        files: Iterable[AnyPath] = (),
         of: object = None,
     ) -> T:
         """Return the value of a key, loaded now unless it was before and no file has changed since.
@@ -131,7 +133,7 @@ class Kept:
         self._store(key, entry)
         return value
 
-    def put(self, key: Hashable, value: object, size: int, files: Iterable[Path]) -> None:
+    def put(self, key: Hashable, value: object, size: int, files: Iterable[AnyPath]) -> None:
         """Store a value with files that hold it now, because this process has just written them.
 
         Args:
@@ -144,7 +146,7 @@ class Kept:
         entry = _Entry(value=value, bytes=size, states=states, digests={}, source=_no_source)
         self._store(key, entry)
 
-    def look(self, key: Hashable, files: Iterable[Path]) -> Any:
+    def look(self, key: Hashable, files: Iterable[AnyPath]) -> Any:
         """Return what was put; None if there is nothing or a file has changed since."""
         entry = self._valid_entry(key, {path: _state(path) for path in files}, None)
         return None if entry is None else entry.value
@@ -156,7 +158,7 @@ class Kept:
             self._bytes = 0
 
     def _valid_entry(
-        self, key: Hashable, states: dict[Path, State], source: object
+        self, key: Hashable, states: dict[AnyPath, State], source: object
     ) -> _Entry | None:
         with _LOCK:
             entry = self._entries.get(key)
@@ -187,7 +189,7 @@ def _no_source() -> None:
     return None
 
 
-def _state(path: Path) -> State:
+def _state(path: AnyPath) -> State:
     try:
         status = os.stat(path)
     except OSError:
@@ -201,10 +203,10 @@ def _is_fresh(state: State) -> bool:
     return bool(state) and max(state[3:]) > time.time_ns() - SETTLED_NS
 
 
-def _digest(path: Path) -> str:
+def _digest(path: AnyPath) -> str:
     try:
-        if path.is_dir():
+        if os.path.isdir(path):
             return hashlib.sha256("\0".join(sorted(os.listdir(path))).encode()).hexdigest()
-        return file_sha256(path)
+        return file_sha256(Path(path))
     except OSError:
         return ""

@@ -22,7 +22,7 @@ import clients.evaluate
 import clients.own_site
 import clients.recalibrate
 import clients.train
-from fl_dpbayes.audit import within
+from fl_dpbayes.audit import own_releases, sums, within
 from fl_dpbayes.audit.canaries import audit_canaries
 from fl_dpbayes.audit.counts import audit_counts
 from fl_dpbayes.audit.noise import audit_noise
@@ -408,8 +408,15 @@ WITHIN = {
     "labels in the last bits of states": "last bits",
     "class counts in the last bits of states": "last bits",
 }
-# Fewer steps than the 1000 of an audit find all faults within a request.
-FEWER_STEPS = 400
+# Less than an audit takes finds every fault: fewer steps within a request, and fewer requests of a
+# hospital's releases.
+LESS = (
+    (within, "LEAST_STEPS", 400),
+    (within, "MOST_SPANNING", 400),
+    (own_releases, "REQUESTS", 8),
+)
+# Each fault of sums shows in units of one record, but for this.
+OF_SEVERAL_RECORDS = "clip per record"
 REPLIES = {
     "realised batch size as a metric": "declared fields",
     "realised batch size in place of the number of units": "declared fields",
@@ -506,9 +513,13 @@ def seeds(count: int) -> list[int]:
     return [int(seed) for seed in np.random.SeedSequence().generate_state(count)]
 
 
-def take_fewer_steps(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(within, "LEAST_STEPS", FEWER_STEPS)
-    patch.setattr(within, "MOST_SPANNING", FEWER_STEPS)
+def take_less(patch: pytest.MonkeyPatch) -> None:
+    for part, name, value in LESS:
+        patch.setattr(part, name, value)
+
+
+def of_one_kind_of_unit(patch: pytest.MonkeyPatch, fault: str) -> None:
+    patch.setattr(sums, "RECORDS_PER_UNIT", (3 if fault == OF_SEVERAL_RECORDS else 1,))
 
 
 def failed(seed: int, overrides: tuple[str, ...], detector: Detector, folder: Path) -> str:
@@ -531,7 +542,8 @@ def test_planted_fault_is_found(planted: tuple, tmp_path: Path) -> None:
         with pytest.MonkeyPatch.context() as patch:
             FAULTS[fault](patch)
             if not RUNS:
-                take_fewer_steps(patch)
+                take_less(patch)
+                of_one_kind_of_unit(patch, fault)
             found = failed(seed, overrides, detector, tmp_path)
         assert all(each in found for each in words.split("|")), found
 
@@ -541,13 +553,12 @@ def test_planted_fault_is_found(planted: tuple, tmp_path: Path) -> None:
 def test_sound_path_raises_no_alarm(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The scenario's own sampler is audited as users audit.
-    if kind and not RUNS:
-        take_fewer_steps(monkeypatch)
-    # Counts read a posterior of the auditor's, and canaries are trained by Langevin steps: no
-    # sampler enters them.
+    # test_audit.py has a whole audit, as users have it, of counts, epsilon and own releases as well:
+    # no sampler enters those.
+    if not RUNS:
+        take_less(monkeypatch)
     overrides = (*CONSTANT, *OTHER_SAMPLERS[kind]) if kind else ()
-    alone = () if kind else (audit_counts, epsilon, audit_own_releases)
+    alone = (audit_counts, epsilon, audit_own_releases) if RUNS and not kind else ()
     for seed in seeds(1 if kind else 2 * RUNS or 1):
         for detector in (noise, audit_within, audit_sums, audit_one_unit, audit_replies, *alone):
             assert failed(seed, overrides, detector, tmp_path) == ""

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import sys
 import time
 from functools import partial
@@ -19,8 +20,8 @@ from fl_dpbayes.privacy.events import GaussianEvent
 SMALL = Sizes(repeats=1, sites=10, engine="inline")
 
 
-@pytest.mark.slow
-def test_rows_are_kept_printed_and_not_measured_again(tmp_path):
+def test_rows_are_kept_printed_and_not_measured_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(measure, "alone", lambda work: work())
     kept, console = tmp_path / "rows.json", Console(width=100, file=io.StringIO(), record=True)
     refused = partial(load_scenario, "digist")
     rows = {"first": partial(dict, result=4), "second": partial(dict, result=6), "broken": refused}
@@ -44,8 +45,13 @@ def test_rows_are_kept_printed_and_not_measured_again(tmp_path):
         UserError, match="--only 'none' names no row: give a part of one of first, second"
     ):
         measure_rows("made up", rows, "none", None, console)
+
+
+@pytest.mark.slow
+def test_work_is_done_in_a_process_of_its_own_whose_end_is_told():
+    assert measure.alone(os.getpid) != os.getpid()
     with pytest.raises(UserError, match="the measured process was ended"):
-        measure.alone(partial(sys.modules["os"]._exit, 3))
+        measure.alone(partial(os._exit, 3))
 
 
 @pytest.mark.slow
@@ -80,7 +86,7 @@ def test_missing_peer_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.slow
 def test_clip_measures_ours_beside_every_peer():
-    found = measure.alone(partial(clip.compared, clip.Case(LogisticModel(), (6,), 16), 1))
+    found = clip.compared(clip.Case(LogisticModel(), (6,), 16), 1)
     methods = ("ours", "ghost", "hooks", "functorch", "func.vmap")
     assert min(found[name] for name in methods) > 0
     assert found["MiB beyond plain"] < 100
@@ -91,18 +97,17 @@ def test_sizes_measure_a_width_beside_16_and_a_batch_beside_opacus_at_its_fastes
     rows = sizes.rows(SMALL)
     assert {f"logistic, width {width}" for width in (5, 9, 13, 14, 25, 30, 50, 126)} <= rows.keys()
     assert {f"MLP 784-64-10, batch {batch}" for batch in (16, 64, 256, 1024)} <= rows.keys()
-    wide = measure.alone(rows["logistic, width 13"])
+    wide = rows["logistic, width 13"]()
     assert wide["rows a pass"] >= 1
     assert wide["over width 16"] > 0
-    beside = measure.alone(rows["linear 300-10, batch 16"])
+    beside = rows["linear 300-10, batch 16"]()
     assert beside["ours"] > 0
     assert any(beside.get(mode, 0) > 0 for mode in sizes.OPACUS)
 
 
 @pytest.mark.slow
 def test_every_second_of_a_simulation_is_some_stage():
-    work = partial(simulation.simulated, partial(simulation.growing_scenario, 12, 2), "inline")
-    found = measure.alone(work)
+    found = simulation.simulated(partial(simulation.growing_scenario, 12, 2), "inline")
     stages = [found[f"{stage}, CPU s"] for stage in dict.fromkeys(simulation.STAGES.values())]
     assert sum(stages) == pytest.approx(found["CPU s"])
     assert [

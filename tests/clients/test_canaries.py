@@ -1,10 +1,8 @@
 """What a hostile ServerApp gets of a hospital's node: no canary is in it."""
 
 import json
-import os
 import subprocess
 import sys
-from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -14,8 +12,8 @@ from flwr.app import Context, Message, RecordDict
 from fl_dpbayes.engine.inline_engine import InlineGrid
 from fl_dpbayes.files.audit_log import read_audit_log
 from tests.asking import ROWS, SOURCE, evaluate, refusal_of
+from tests.forked import ROOT, run_forked
 
-ROOT = Path(__file__).parents[2]
 CANARY = "Gundel-Gaukeley"
 GROUPS = [
     f"{CANARY} ward" if number < 12 else ("east", "west")[number % 2] for number in range(len(ROWS))
@@ -129,8 +127,8 @@ from importlib.abc import MetaPathFinder
 
 class Broken(MetaPathFinder):
     def find_spec(self, name, path, target=None):
-        if name == sys.argv[2]:
-            raise ImportError(sys.argv[3])
+        if name == {module!r}:
+            raise ImportError({canary!r})
 
 sys.meta_path.insert(0, Broken())
 from flwr.app import Context, Message, RecordDict
@@ -138,36 +136,34 @@ from flwr.supercore.object_ref import load_app
 from flwr.clientapp.client_app import LoadClientAppError
 from flwr.supercore.task_identity import TaskIdentity
 TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
-app = load_app("clients.app:app", LoadClientAppError, sys.argv[1])
+app = load_app("clients.app:app", LoadClientAppError, {root!r})
 for kind in ("query", "train", "train.recalibrate", "evaluate"):
     message = Message(RecordDict(), dst_node_id=1, message_type=kind)
     message.metadata.__dict__["_message_id"] = "1"
-    reply = app(message, Context(1, 1, {"site-file": sys.argv[4]}, RecordDict(), {}))
+    reply = app(message, Context(1, 1, {{"site-file": {site_file!r}}}, RecordDict(), {{}}))
     print(json.dumps(dict(reply.content["config"])))
 """
+MODULES = ("torch", "pydantic", "fl_dpbayes.config.site_file", "clients.answer")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "module", ["torch", "pydantic", "fl_dpbayes.config.site_file", "clients.answer"]
-)
-def test_import_that_fails_is_a_code_and_a_line_of_the_log(table_site, module: str) -> None:
-    site = table_site()
-    site.write(ROWS)
-    done = subprocess.run(
-        [sys.executable, "-c", BROKEN, str(ROOT), module, CANARY, str(site.path)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-    )
-    refusals = [json.loads(json.loads(line)["refusal"]) for line in done.stdout.splitlines()]
-    assert refusals == [{"code": "INSTALLATION_BROKEN", "field": ""}] * 4
-    assert CANARY not in done.stdout
-    assert [line["refusal"]["code"] for line in read_audit_log(site.path)] == [
-        "INSTALLATION_BROKEN"
-    ] * 4
+def test_import_that_fails_is_a_code_and_a_line_of_the_log(table_site) -> None:
+    sites = {module: table_site(module) for module in MODULES}
+    for site in sites.values():
+        site.write(ROWS)
+    codes = {
+        module: BROKEN.format(
+            module=module, canary=CANARY, root=str(ROOT), site_file=str(site.path)
+        )
+        for module, site in sites.items()
+    }
+    for module, ended in run_forked("import flwr.clientapp, pandas, scipy.stats", codes).items():
+        assert ended.status == 0, ended.errors
+        refusals = [json.loads(json.loads(line)["refusal"]) for line in ended.output.splitlines()]
+        assert refusals == [{"code": "INSTALLATION_BROKEN", "field": ""}] * 4, module
+        assert CANARY not in ended.output
+        logged = [line["refusal"]["code"] for line in read_audit_log(sites[module].path)]
+        assert logged == ["INSTALLATION_BROKEN"] * 4, module
 
 
 @pytest.mark.slow

@@ -23,4 +23,6 @@ def main(grid: Grid, context: Context) -> None:
         else {key: str(value) for key, value in reply.content["config"].items()}
         for reply in grid.send_and_receive(asked, timeout=120)
     ]
-    Path(str(context.run_config["output"])).write_text(json.dumps(found))
+    output = Path(str(context.run_config["output"]))
+    output.with_suffix(".new").write_text(json.dumps(found))
+    output.with_suffix(".new").rename(output)

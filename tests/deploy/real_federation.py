@@ -1,6 +1,7 @@
 """A federation of real processes on this machine: TLS, node authentication, process isolation at both ends."""
 
 import contextlib
+import io
 import json
 import os
 import shutil
@@ -12,8 +13,10 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import pytest
 import tomli_w
 
+from fl_dpbayes import cli
 from fl_dpbayes.config.site_file import SiteFile, write_site_file
 from fl_dpbayes.engine.flower_command import ENVIRONMENT
 
@@ -68,36 +71,56 @@ class RealFederation:
             | ENVIRONMENT
             | {
                 "FLWR_HOME": str(self.folder / home),
-                "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
+                "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5",
                 "OMP_NUM_THREADS": "1",
                 "PYTHONPATH": str(REPOSITORY),
                 "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
             }
         )
 
-    def cli(
-        self, *words: object, program: str = "fl-dpbayes", status: int = 0, seconds: float = 400
-    ) -> str:
-        """Run a command to its end and return what it printed."""
-        command = [str(BIN / program), *map(str, words)]
+    def cli(self, *words: object, status: int = 0) -> str:
+        """Run `fl-dpbayes ...` to its end, in this process, and return what it printed."""
+        said = io.TextIOWrapper(io.BytesIO(), write_through=True)
+        with (
+            pytest.MonkeyPatch.context() as patch,
+            contextlib.redirect_stdout(said),
+            contextlib.redirect_stderr(said),
+        ):
+            patch.setattr("sys.argv", ["fl-dpbayes", *map(str, words)])
+            patch.chdir(self.folder)
+            for name, value in self.environment().items():
+                patch.setenv(name, value)
+            with pytest.raises(SystemExit) as stop:
+                cli.main()
+        said.seek(0)
+        text = said.read()
+        assert int(stop.value.code or 0) == status, text
+        return text
+
+    def flwr(self, *words: object) -> dict:
+        """Run `flwr ...` to its end and return what it answered."""
         done = subprocess.run(
-            command,
+            [str(BIN / "flwr"), *map(str, words), "--format", "json"],
             env=self.environment(),
             cwd=self.folder,
-            timeout=seconds,
+            timeout=WAIT_SECONDS,
             check=False,
             text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            capture_output=True,
         )
-        assert done.returncode == status, done.stdout
-        return done.stdout
+        assert done.returncode == 0, done.stdout + done.stderr
+        answer: dict = json.loads(done.stdout[done.stdout.index("{") :])
+        return answer
+
+    def launcher(self, name: str) -> list[str]:
+        """What stands before a process's command; nothing, where it starts as it is deployed."""
+        return []
 
     def start(self, name: str, *words: object, home: str = "home") -> None:
         """Start a process that stays."""
         with (self.folder / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
-                [str(BIN / str(words[0])), *map(str, words[1:])],
+                [*self.launcher(name), str(BIN / str(words[0])), *map(str, words[1:])],
                 env=self.environment(home),
                 cwd=self.folder,
                 stdout=log,
@@ -174,7 +197,7 @@ class RealFederation:
     def register(self, site_file: Path, name: str) -> None:
         shutil.copy(site_file.parent / f"{name}.pub", self.kit / "coordinator" / "keys")
         key = self.kit / "coordinator" / "keys" / f"{name}.pub"
-        self.cli("supernode", "register", key, "remote", "--name", name, program="flwr")
+        self.flwr("supernode", "register", key, "remote", "--name", name)
 
     def start_site(self, site_file: Path, *, wait: bool = True) -> None:
         """Start a site's two processes, `node-<name>` and `app-<name>`."""
@@ -185,20 +208,18 @@ class RealFederation:
         if wait:
             wait_for(lambda: self.log(f"node-{name}").count("SuperNode ID") > before)
 
-    def run(self, app: Path, **config: str) -> str:
-        """Run an app to its end; return the status."""
+    def run(self, app: Path, output: Path, **config: str) -> str:
+        """Run an app to its end, which writes a file before; return the status."""
+        output.unlink(missing_ok=True)
         given = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
-        answer = self.cli(
-            "run", app, "remote", "--format", "json", "--run-config", given, program="flwr"
-        )
-        run_id = json.loads(answer[answer.index("{") :])["run-id"]
-        return str(wait_for(lambda: self._ended(str(run_id)), 240))
+        given += f" output={json.dumps(str(output))}"
+        run_id = self.flwr("run", app, "remote", "--run-config", given)["run-id"]
+        wait_for(output.exists)
+        return str(wait_for(lambda: self._ended(str(run_id))))
 
     def _ended(self, run_id: str) -> str:
-        time.sleep(1)
-        answer = self.cli("ls", "remote", "--run-id", run_id, "--format", "json", program="flwr")
-        status = str(json.loads(answer[answer.index("{") :])["runs"][0]["status"])
-        return status if status.startswith("finished") else ""
+        (run,) = self.flwr("ls", "remote", "--run-id", run_id)["runs"]
+        return str(run["status"]) if run["status"].startswith("finished") else ""
 
     def end(self) -> None:
         self.kill(*self.processes)

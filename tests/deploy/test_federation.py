@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -79,11 +80,19 @@ round_timeout = {timeout}
 
 
 class Story(RealFederation):
-    """The federation, and a simulation of its site files that every run is compared with."""
+    """The federation, and a simulation of its site files that every run is compared with.
+
+    The coordinator's processes and south's are at first those of a deployment.
+    """
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, [*SITES, "visitor"])
         self.files: dict[str, Path] = {}
+        self.as_deployed = {"superlink", "serverapp", "node-south", "app-south"}
+
+    def launcher(self, name: str) -> list[str]:
+        quick = [sys.executable, "-P", "-m", "tests.deploy.quick"]
+        return [] if name in self.as_deployed | {"follow"} else quick
 
     def set_up(self) -> None:
         """Start the coordinator's processes; make, check, register and simulate the sites."""
@@ -261,7 +270,10 @@ def test_late_site_is_waited_for_and_the_run_equals_its_simulation(story: Story)
     assert [row["site"] for row in summary["privacy"]] == SITES
     assert any("visitor: it is no site of the scenario" in line for line in summary["warnings"])
     assert "visitor" in (story.folder / "plain" / "report.html").read_text()
-    story.kill("node-visitor", "app-visitor")
+    story.kill("node-visitor", "app-visitor", "app-south", "serverapp")
+    story.as_deployed = set()
+    story.start("app-south", "fl-dpbayes", "site", "app", story.files["south"], home="unused")
+    story.start_serverapp()
     assert "nothing is left to do" in story.cli("deploy", "resume", "plain")
     assert "finished:completed; round 2 of 2 rounds" in story.cli("deploy", "status", "plain")
     story.check_equals_simulation("plain")
@@ -282,7 +294,7 @@ def test_swapped_features_are_refused_before_anything_is_paid(story: Story) -> N
 
 def test_reply_after_the_timeout_is_kept_and_costs_nothing_again(story: Story) -> None:
     story.start_sites()
-    run = story.scenario("late", timeout=40)
+    run = story.scenario("late", timeout=20)
     pipe = story.hold("south", run, 1)
     said = story.cli("deploy", "run", "late.toml", "--out", "late", status=1)
     assert "south: FAILED no reply in time" in said, said
@@ -310,7 +322,7 @@ def test_foreign_bundle_gets_a_code_and_starts_no_process_and_approval_needs_no_
     thin = app_folder(story.folder / "thin", "thin", "clients.app:app")
 
     def ask(app: Path) -> list[dict]:
-        assert story.run(app, nodes="3", output=str(output)) == "finished:completed"
+        assert story.run(app, output, nodes="3") == "finished:completed"
         return json.loads(output.read_text())
 
     def started() -> list[int]:
@@ -352,7 +364,7 @@ def test_node_and_superlink_die_and_come_back_and_a_spent_budget_ends_one_site(
     story: Story,
 ) -> None:
     story.start_sites()
-    run = story.scenario("killed", least=2)
+    run = story.scenario("killed", least=2, timeout=45)
     pipe = story.hold("north", run, 1)
     story.follow("run", "killed.toml", "--out", "killed")
     story.wait_reserved("north", run, 1)

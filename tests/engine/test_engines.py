@@ -24,6 +24,8 @@ from fl_dpbayes.engine import flower_engine
 from fl_dpbayes.engine.flower_engine import HOME_FILE
 from fl_dpbayes.engine.flower_processes import descendants, kill, processes_of
 from fl_dpbayes.models.conditional_reproducibility import reproducible_branch
+from server.grid import check_workers_folder, is_simulated
+from tests.asking import refused
 from tests.resumed import assert_same_run, spent
 
 SEEDED = [
@@ -84,11 +86,10 @@ def usable_sites(folder: Path) -> list[int]:
 
 @pytest.mark.slow
 def test_flower_run_whose_command_is_killed_is_resumed_and_equals_an_unbroken_inline_one(
-    tmp_path: Path,
+    tmp_path: Path, command
 ) -> None:
     inline, flower, log = tmp_path / "inline", tmp_path / "flower", tmp_path / "log"
-    unbroken = simulate("digits", *SEEDED, "--engine", "inline", "--out", inline)
-    subprocess.run(unbroken, check=True, capture_output=True, timeout=300)
+    assert command("simulate", "digits", *SEEDED, "--engine", "inline", "--out", inline)[0] == 0
     with log.open("wb") as file:
         begun = simulate("digits", *SEEDED, "--out", flower)
         killed = subprocess.Popen(begun, stdout=file, stderr=file, start_new_session=True)
@@ -221,14 +222,35 @@ def test_bundle_holds_the_code_and_the_scenarios_and_nothing_else(
     assert "fl_dpbayes/data/site.py" in names
 
 
-@pytest.mark.slow
-def test_flwr_run_beside_own_clients_names_the_file(
-    project: Path, environment, tmp_path: Path
+@pytest.mark.parametrize(
+    ("grid", "beside", "named"),
+    [
+        ("simulated", ("clients",), True),
+        # Workers that stand in a checkout find it first.
+        ("simulated", ("clients", "fl_dpbayes"), False),
+        ("simulated", (), False),
+        ("deployed", ("clients",), False),
+    ],
+)
+def test_own_clients_where_a_simulation_stands_are_named(
+    tmp_path: Path, monkeypatch, grid: str, beside: tuple[str, ...], named: bool
 ) -> None:
-    (tmp_path / "clients").mkdir()
-    (tmp_path / "clients" / "__init__.py").touch()
-    said = flwr_run(project, environment, tmp_path, "--federation-config", "num-supernodes=11")
-    assert f"{tmp_path}/clients/__init__.py is in the way" in said
+    for name in beside:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").touch()
+    monkeypatch.chdir(tmp_path)
+    # Flower's class of a simulation's grid, which is not imported, is known by its name.
+    made = type({"simulated": "InMemoryGrid", "deployed": "HttpGrid"}[grid], (), {})()
+    if named:
+        refused(f"{tmp_path}/clients/__init__.py is in the way", check_workers_folder, made)
+    else:
+        check_workers_folder(made)
+
+
+def test_flower_calls_the_grid_of_a_simulation_by_that_name() -> None:
+    from flwr.superlink.grid.inmemory_grid import InMemoryGrid
+
+    assert is_simulated(InMemoryGrid.__new__(InMemoryGrid))
 
 
 @pytest.mark.slow

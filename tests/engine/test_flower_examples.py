@@ -15,14 +15,12 @@ PROJECT = ROOT / "docs" / "flower"
 CODE = ("server.py", "clients/app.py")
 
 
-def test_the_page_shows_the_project_and_each_example_is_short() -> None:
+def test_the_page_shows_the_project_that_runs() -> None:
     shown = re.findall(
         r"```py\n(.*?)```", (ROOT / "docs" / "flower.md").read_text(encoding="utf-8"), re.DOTALL
     )
     for name in CODE:
-        text = (PROJECT / name).read_text(encoding="utf-8")
-        assert text in shown
-        assert len(text.splitlines()) < 40
+        assert (PROJECT / name).read_text(encoding="utf-8") in shown
 
 
 @pytest.mark.slow

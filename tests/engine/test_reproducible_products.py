@@ -8,6 +8,7 @@ import pytest
 
 from fl_dpbayes.models.conditional_reproducibility import reproducible_branch
 from fl_dpbayes.reproducible_products import VARIABLE
+from tests.forked import run_forked
 
 pytestmark = pytest.mark.skipif(reproducible_branch() == "none", reason="this torch has no MKL")
 PRODUCT = "import torch; torch.randn(64, 13) @ torch.randn(13, 2); "
@@ -39,25 +40,17 @@ CASES = {
     # It is too late, and MKL says so.
     f"{PRODUCT}import fl_dpbayes; {PRODUCT}": "off",
 }
-# Others' libraries take seconds and are imported once; MKL has multiplied nothing before a child
-# does.
-FORKED = """
-import os, sys
-import flwr.app, opacus, pandas, scipy.stats, sklearn.metrics, torch
-for code in {codes}:
-    child = os.fork()
-    if child == 0:
-        exec(code)
-        sys.stdout.flush()
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0, code
-"""
+# MKL has multiplied nothing before a child does.
+OTHERS = "import flwr.app, opacus, pandas, scipy.stats, sklearn.metrics, torch"
+
+
+def environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name != VARIABLE}
 
 
 def printed(code: str) -> str:
-    environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
     ended = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
+        [sys.executable, "-c", code], env=environment(), capture_output=True, text=True
     )
     assert ended.returncode == 0, ended.stderr
     return ended.stdout.strip()
@@ -69,8 +62,8 @@ def test_it_is_set_before_the_first_product() -> None:
 
 @pytest.mark.slow
 def test_each_entry_sets_it_unless_somebody_chose_or_it_is_too_late() -> None:
-    said = printed(FORKED.format(codes=[code + ASK for code in CASES]))
-    assert dict(zip(CASES, said.split(), strict=True)) == CASES
+    ended = run_forked(OTHERS, {code: code + ASK for code in CASES}, environment())
+    assert {code: each.output.strip() for code, each in ended.items()} == CASES
 
 
 @pytest.mark.slow

@@ -1,12 +1,14 @@
 """A whole run in this process: roles, records, budgets, results, and sites that do not answer."""
 
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from fl_dpbayes.data.simulation import PARTITION
+from fl_dpbayes.engine.inline_engine import task_identity
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.files.run_store import RunStore
 from fl_dpbayes.report.page import write_report
@@ -174,6 +176,30 @@ def test_reply_that_came_in_time_is_pulled_behind_a_silent_site(federation) -> N
         reply.metadata.src_node_id
         for reply in OrderedGrid(grid).send_and_receive(requests, timeout=0.2)
     ] == [2]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "questions", "late"), [(0.1, 3, 0.1), (10.0, 100, 0.5), (3600.0, 1900, 2.0)]
+)
+def test_slow_site_is_asked_seldom_and_its_reply_is_taken_soon(
+    monkeypatch: pytest.MonkeyPatch, seconds, questions, late
+) -> None:
+    clock, asked = [0.0], []
+    times = SimpleNamespace(
+        monotonic=lambda: clock[0], sleep=lambda pause: clock.append(clock.pop() + pause)
+    )
+    monkeypatch.setattr("server.grid.time", times)
+
+    def pull(message_ids):
+        asked.extend(message_ids)
+        return ["reply"] if clock[0] >= seconds else []
+
+    grid = SimpleNamespace(push_messages=lambda messages: ["1"], pull_messages=pull)
+    with task_identity():
+        request = Message(RecordDict(), dst_node_id=1, message_type="query")
+        assert list(OrderedGrid(grid).send_and_receive([request])) == ["reply"]
+    assert len(asked) <= questions
+    assert clock[0] <= seconds + late
 
 
 def test_fewer_nodes_than_sites_gives_the_right_command(
