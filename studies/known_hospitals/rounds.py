@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import expit
 
-from fl_dpbayes.config import GaussianPrior, Scenario
+from fl_dpbayes.config import GaussianPrior, Scenario, site_plan
 from fl_dpbayes.posterior import Means, PooledRounds, pooled_round, weigh_sites
-from fl_dpbayes.privacy import solve_multiplier
+from fl_dpbayes.privacy import planned_chain
 
 Floats = npt.NDArray[np.float64]
 
@@ -46,7 +46,7 @@ def run_rounds(
         features: Of training patients, hospital by hospital, the first column 1, shape (N, 1 + D).
         outcomes: 0 or 1, shape (N,).
         hospital: 0 .. K - 1, rising, each with a patient, shape (N,).
-        scenario: With rule `fald`, a Gaussian prior and a constant step size.
+        scenario: With rule `fald`, a Gaussian prior, and constant step size and noise.
         generator: Draws the noise.
 
     Returns:
@@ -59,13 +59,16 @@ def run_rounds(
     shares, _ = weigh_sites(scenario.aggregation, of_size)
     weights = np.array([shares[name] for name in names])
     clip_norm = (scenario.privacy.clip_norm or np.inf) / np.sqrt(2)
-    noise = _noise_multiplier(scenario) * (clip_norm if np.isfinite(clip_norm) else 0.0)
+    plan = site_plan(scenario, len(units))
+    # In log odds half the difference of two rows' noises counts.
+    noises = np.array([planned_chain(plan, size).noise_multipliers for size in units.tolist()]) * (
+        plan.privacy.noise_unit / np.sqrt(2)
+    )
     lengths = np.linalg.norm(features, axis=1)
     prior = scenario.sampler.prior
     assert isinstance(prior, GaussianPrior)
     prior_precision = prior.scale**-2
-    # Every site's request carries 1/K of the prior.
-    prior_weight = (weights / units).sum() / len(units)
+    prior_weight = plan.prior_share * (weights / units).sum()
     step_size = scenario.sampler.step_size.initial
     total = scenario.training.rounds
     state = np.zeros(features.shape[1])
@@ -77,12 +80,12 @@ def run_rounds(
         sizes = np.maximum(np.abs(residuals) * lengths, np.finfo(float).tiny)
         clipped = residuals * np.minimum(1.0, clip_norm / sizes)
         sums = np.add.reduceat(features * clipped[:, None], first_patient, axis=0)
-        sums = sums + noise * generator.standard_normal(sums.shape)
+        sums = sums + noises[:, [number]] * generator.standard_normal(sums.shape)
         means = Means(
             units=units.astype(np.float64),
             gradients=sums,
             states=np.tile(state, (len(units), 1)),
-            noise=np.full(len(units), noise),
+            noise=noises[:, number],
         )
         pooled.append(pooled_round(means, total))
         if number >= scenario.training.burn_in:
@@ -97,24 +100,11 @@ def run_rounds(
             units=units.astype(np.float64),
             gradients=np.mean(gradients, axis=0),
             states=np.tile(np.mean(states, axis=0), (len(units), 1)),
-            noise=np.full(len(units), noise / np.sqrt(kept)),
+            noise=np.sqrt(np.square(noises[:, -kept:]).mean(axis=1) / kept),
         ),
         rounds=PooledRounds(
             states=np.concatenate([part.states for part in pooled]),
             scores=np.concatenate([part.scores for part in pooled]),
             noises=np.concatenate([part.noises for part in pooled]),
         ),
-    )
-
-
-def _noise_multiplier(scenario: Scenario) -> float:
-    """Return sigma, 0 without privacy."""
-    privacy = scenario.privacy
-    if privacy.epsilon is None:
-        return 0.0
-    return solve_multiplier(
-        epsilon=privacy.epsilon,
-        delta=privacy.delta,
-        sampling_rate=1.0,
-        steps=scenario.training.rounds,
     )

@@ -27,10 +27,12 @@ Floats = npt.NDArray[np.float64]
 # As the study of the trial runs it without privacy: nothing is clipped, hospitals weigh by their
 # patients, and the chain goes to its mode.
 WITHOUT_PRIVACY = [
-    "privacy={epsilon={}, coupling={}, sampling_rate=1.0, delta=1e-3}",
+    "privacy.epsilon=",
+    "privacy.coupling=",
+    "privacy.clip_norm=",
+    "aggregation.size_power=",
     "sampler={kind='sgld', step_size={kind='constant', initial=1.4}, "
     "prior={kind='gaussian', scale=1.0}}",
-    "aggregation={rule='fald'}",
     "training={rounds=400, steps_per_round=1, burn_in=300, thinning=1}",
 ]
 EPSILONS = {
