@@ -364,7 +364,7 @@ def test_node_and_superlink_die_and_come_back_and_a_spent_budget_ends_one_site(
     story: Story,
 ) -> None:
     story.start_sites()
-    run = story.scenario("killed", least=2, timeout=45)
+    run = story.scenario("killed", least=2)
     pipe = story.hold("north", run, 1)
     story.follow("run", "killed.toml", "--out", "killed")
     story.wait_reserved("north", run, 1)

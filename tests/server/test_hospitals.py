@@ -21,8 +21,8 @@ from fl_dpbayes.models.build import model_shapes
 from fl_dpbayes.posterior.hierarchical.effects import (
     HOSPITALS,
     POOLED_ROUNDS,
-    UNKNOWN,
     Means,
+    PooledRounds,
     log_odds_means,
     pooled_round,
     site_means,
@@ -210,14 +210,15 @@ def test_what_the_others_foretell_is_less_sure_than_what_a_hospitals_own_states_
 def test_a_site_whose_level_cannot_be_and_chains_that_ran_away_are_not_heard(
     run: Federation,
 ) -> None:
-    sums = PosteriorBank(RunStore.open(run.folder, to_read=True)).last(HOSPITALS, 0)
+    bank = PosteriorBank(RunStore.open(run.folder, to_read=True))
+    sums = bank.last(HOSPITALS, 0)
+    rounds = PooledRounds.of_arrays(bank.last(POOLED_ROUNDS, 0))
     away = {site: np.append(row[:56], 1e9 * row[56:]) for site, row in sums.items()}
-    assert (fit_hospitals(away, run.scenario).posterior.variances == UNKNOWN).all()
+    assert fit_hospitals(away, rounds, run.scenario).posterior.is_left_out.all()
     sums["uk-32"][55] += 1e6
-    found = fit_hospitals(sums, run.scenario)
-    assert [
-        site for site, v in zip(found.sites, found.posterior.variances, strict=True) if v == UNKNOWN
-    ] == ["uk-32"]
+    model = fit_hospitals(sums, rounds, run.scenario)
+    is_left_out = dict(zip(model.sites, model.posterior.is_left_out.tolist(), strict=True))
+    assert is_left_out == {"norway-258": False, "uk-119": False, "uk-32": True}
 
 
 def test_predictions_are_those_of_the_hospital_that_is_named(

@@ -12,18 +12,22 @@ from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import chi2, qmc
+from scipy.special import gammainc, gammaincinv
 
 from fl_dpbayes.posterior.hierarchical.distribution import Distribution, Floats, mixed
 from fl_dpbayes.posterior.hierarchical.effects import UNKNOWN, Effects
 
 # Pairs of spreads, evenly spaced in their confidence distribution.
 _PAIRS = 64
+# Odd, and about 64 over the golden ratio.
+_STRIDE = 39
 # Spreads at which the sums of squares are taken: 0, and from a thousandth of the largest on.
 _SPREADS = 161
 _SMALLEST_SPREAD = 1e-3
 # With a single degree of freedom a spread is as good as unknown.
 _LEAST_DEGREES = 2
+# Below this probability a chi-square variable is drawn by its tail's law.
+_FAR_TAIL = 1e-12
 # The variance of an effect where both spreads are 0, and nothing else is uncertain.
 _SMALLEST_VARIANCE = 1e-12
 
@@ -44,8 +48,10 @@ class _Fit:
         Q_h(tau_h) = sum_k w_k (u_k - ubar_j)^2 ~ chi2(K - J),    w_k = 1 / (tau_h^2 + V_k)
         Q_c(tau_c; tau_h) = sum_j o_j (ubar_j - m)^2 ~ chi2(J - 1),   o_j = 1 / (tau_c^2 + 1 / A_j)
 
-    independent, and fall in the spread: tau_h solves Q_h(tau_h) = q for q ~ chi2(K - J), or is 0
-    where Q_h(0) < q; so does tau_c. A_j is the sum of w_k in group j, ubar_j the w-mean.
+    independent, and fall in the spread: tau_h solves Q_h(tau_h) = q for q ~ chi2(K - J), given that
+    q <= Q_h(0), as hospitals that differ not at all are none; so does tau_c. A_j is the sum of w_k
+    in group j, ubar_j the w-mean. Where the spread is small beside the noise, intervals are wider
+    than they need.
 
     Source: Viechtbauer, Statistics in Medicine 26 (2007), 37-52, for the pivot; Nagashima, Noma and
     Furukawa, Statistical Methods in Medical Research 28 (2019), 1689-1702, for prediction from it.
@@ -62,7 +68,8 @@ class _Fit:
         self._members = members
         hospitals, groups = members.shape
         # Each of the two runs through (i + 1/2) / 64, and together they fill the square evenly.
-        shares = qmc.Sobol(2, scramble=False).random(_PAIRS) + 0.5 / _PAIRS
+        numbers = np.arange(_PAIRS)
+        shares = (np.column_stack([numbers, numbers * _STRIDE % _PAIRS]) + 0.5) / _PAIRS
         spreads = np.append(0.0, np.geomspace(_SMALLEST_SPREAD, 1.0, _SPREADS - 1)) * largest_sd
         self.hospital_sds = _drawn_spreads(
             squares=np.array([self._within(spread) for spread in spreads]),
@@ -172,9 +179,9 @@ class HospitalPosterior:
         numbers = np.zeros(hospitals, np.int64) if groups is None else groups
         self._members = np.eye(numbers.max() + 1)[numbers]
         group_count = self._members.shape[1]
-        self.counts = [hospitals, group_count]
-        degrees = [hospitals - group_count, group_count - 1]
-        self.identified = [count >= _LEAST_DEGREES for count in degrees]
+        # The first hospital of a group tells its centre, and nothing of how hospitals differ.
+        self.counts = [hospitals - group_count + 1, group_count]
+        self.identified = [count - 1 >= _LEAST_DEGREES for count in self.counts]
         self._fits = [
             _Fit(
                 effects=effects,
@@ -274,7 +281,16 @@ def _drawn_spreads(squares: Floats, spreads: Floats, degrees: int, shares: Float
     """
     if degrees < _LEAST_DEGREES:
         return (1 - shares) * spreads[-1]
-    return np.asarray(np.interp(-chi2.ppf(shares, degrees), -squares, spreads))
+    return np.asarray(np.interp(-_chi_square_below(squares[0], degrees, shares), -squares, spreads))
+
+
+def _chi_square_below(largest: float, degrees: int, shares: Floats) -> Floats:
+    """Return quantiles of a chi-square variable that is known to be at most `largest`."""
+    below = gammainc(degrees / 2, largest / 2)
+    if below < _FAR_TAIL:
+        # So far in the tail its distribution function is a power of it.
+        return np.asarray(largest * shares ** (2 / degrees))
+    return np.asarray(2 * gammaincinv(degrees / 2, shares * below))
 
 
 def _stacked(parts: Sequence[_Moments]) -> _Moments:
