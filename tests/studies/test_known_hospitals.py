@@ -38,6 +38,7 @@ def test_without_noise_the_rounds_are_those_of_a_run(federation, tmp_path, clip_
     settings = [*WITHOUT_PRIVACY, "training={rounds=6, steps_per_round=1, burn_in=2, thinning=1}"]
     if clip_norm is not None:
         settings.append(f"privacy.clip_norm={clip_norm}")
+    settings.append("aggregation.largest_share=1.0")
     scenario = load_scenario("stroke", [*settings, SITES, "evaluation.baselines=false"])
     run = Federation(tmp_path / "run", scenario).run()
     bank = PosteriorBank(RunStore.open(run.folder, to_read=True))

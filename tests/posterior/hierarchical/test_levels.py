@@ -176,7 +176,8 @@ def test_a_mixture_has_the_quantiles_of_its_components() -> None:
 
 def test_a_hospital_of_a_group_that_nobody_says_is_of_each_as_often_as_those_that_trained() -> None:
     groups = np.repeat([0, 1, 2], [8, 1, 1])
-    found = posterior(np.repeat([1.0, -1.0], [8, 2]), np.full(10, 0.01), groups)
+    estimates = np.repeat([1.0, -1.0], [8, 2]) + np.tile([0.1, -0.1], 5)
+    found = posterior(estimates, np.full(10, 0.01), groups)
     parts = [found.of_new(0), found.of_new(1), found.of_new(2), found.of_new()]
     shares = np.array([8, 1, 1, 1]) / 11
     mean = sum(share * part.mean for share, part in zip(shares, parts, strict=True))
