@@ -1,0 +1,1 @@
+"""Tests; a package, as some installed ones bring a package of this name along."""
