@@ -1,4 +1,4 @@
-"""Writes the tables of rivals into the results' pages: `python -m studies.pages`."""
+"""Writes tables into the results' pages: `python -m studies.pages`."""
 
 import json
 from pathlib import Path
@@ -8,6 +8,7 @@ import pandas as pd
 ROOT = Path(__file__).parents[1]
 STROKE = ROOT / "docs" / "results" / "stroke"
 SECOND = ROOT / "docs" / "results" / "second-trial"
+KNOWN = ROOT / "docs" / "results" / "known-hospitals"
 BEGIN, END = "<!-- studies.pages: begin -->\n", "<!-- studies.pages: end -->\n"
 WORDS = {
     "hierarchical, epsilon 1": "federation, a level for each hospital, epsilon 1",
@@ -149,6 +150,43 @@ def coverage_section(folder: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
+def known_hospitals_section(folder: Path) -> str:
+    """Return how often 90 % intervals held where the truth was known.
+
+    Args:
+        folder: Holds `coverage.csv` of `studies.known_hospitals.study`.
+    """
+    kinds = ["country known", "nothing known", "new country", "training"]
+    spreads = ["hospital_sd", "country_sd"]
+    table = pd.read_csv(folder / "coverage.csv", dtype={"epsilon": str}, keep_default_na=False)
+    lines = [
+        "| truth | epsilon | deals | new hospital, country known | nothing known | new country "
+        "| a hospital that trained | sd between hospitals | between countries | log loss |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for (truth, epsilon), rows in table.groupby(["truth", "epsilon"], sort=False):
+        of_kind = rows.set_index("kind")
+        cells = []
+        for kind in [*kinds, *spreads]:
+            held = of_kind.loc[kind]
+            cells.append(f"{float(held['held_90%']):.2f} ± {float(held['error_90%']):.2f}")
+        loss = float(of_kind.loc["country known", "log_loss"])
+        deals = rows["deals"].iloc[0]
+        lines.append(f"| {truth} | {epsilon} | {deals} | {' | '.join(cells)} | {loss:.4f} |")
+    lines += [
+        "",
+        "| truth | epsilon | kind | 50 % | 80 % | 95 % | bias | width |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    main = table[(table["truth"] == "as found") & (table["epsilon"] == "1")]
+    for row in main.to_dict("records"):
+        held = [f"{float(row[f'held_{share}']):.2f}" for share in ("50%", "80%", "95%")]
+        figures = f"{float(row['bias']):.3f} | {float(row['width']):.2f}"
+        cells = " | ".join(held)
+        lines.append(f"| as found | 1 | {row['kind']} | {cells} | {figures} |")
+    return "\n".join(lines) + "\n"
+
+
 def with_sections(page: str, sections: list[str]) -> str:
     """Put sections in the page's marked places, in their order."""
     first, *marked = page.split(BEGIN)
@@ -166,6 +204,7 @@ def written_pages() -> dict[Path, str]:
     sections = {
         STROKE / "README.md": [rivals_section(STROKE), validation_section(STROKE)],
         SECOND / "README.md": [rivals_section(SECOND), coverage_section(SECOND)],
+        KNOWN / "README.md": [known_hospitals_section(KNOWN)],
     }
     return {path: with_sections(path.read_text(), parts) for path, parts in sections.items()}
 
