@@ -157,7 +157,7 @@ def test_stroke_scenario_has_the_settings_that_the_search_chose() -> None:
 
 NO_FIGURES = f"""
 import sys
-sys.path.append({str(ROOT)!r})
+sys.path.insert(0, {str(ROOT)!r})
 import fl_dpbayes.report.figures
 from tests.undrawn import undrawn
 fl_dpbayes.report.figures.drawn_figure = undrawn
