@@ -182,8 +182,8 @@ def known_hospitals_section(folder: Path) -> str:
     for row in main.to_dict("records"):
         held = [f"{float(row[f'held_{share}']):.2f}" for share in ("50%", "80%", "95%")]
         figures = f"{float(row['bias']):.3f} | {float(row['width']):.2f}"
-        cells = " | ".join(held)
-        lines.append(f"| as found | 1 | {row['kind']} | {cells} | {figures} |")
+        shares = " | ".join(held)
+        lines.append(f"| as found | 1 | {row['kind']} | {shares} | {figures} |")
     return "\n".join(lines) + "\n"
 
 

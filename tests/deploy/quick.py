@@ -17,7 +17,7 @@ from flwr.common import constant
 
 IDLE_SECONDS = 1.0
 # Who sends none for twice as long is taken for dead. What is imported of Flower later takes it.
-constant.HEARTBEAT_DEFAULT_INTERVAL = 15
+constant.HEARTBEAT_DEFAULT_INTERVAL = 20
 
 FORKS = multiprocessing.get_context("forkserver")
 CLIENT_APP = [

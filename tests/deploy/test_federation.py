@@ -294,7 +294,7 @@ def test_swapped_features_are_refused_before_anything_is_paid(story: Story) -> N
 
 def test_reply_after_the_timeout_is_kept_and_costs_nothing_again(story: Story) -> None:
     story.start_sites()
-    run = story.scenario("late", timeout=20)
+    run = story.scenario("late", timeout=40)
     pipe = story.hold("south", run, 1)
     said = story.cli("deploy", "run", "late.toml", "--out", "late", status=1)
     assert "south: FAILED no reply in time" in said, said
