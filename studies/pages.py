@@ -9,7 +9,8 @@ ROOT = Path(__file__).parents[1]
 STROKE = ROOT / "docs" / "results" / "stroke"
 SECOND = ROOT / "docs" / "results" / "second-trial"
 KNOWN = ROOT / "docs" / "results" / "known-hospitals"
-BEGIN, END = "<!-- studies.pages: begin -->\n", "<!-- studies.pages: end -->\n"
+BEGIN = "<!-- studies.pages: begin -->\n"
+END = "<!-- studies.pages: end -->\n"
 WORDS = {
     "hierarchical, epsilon 1": "federation, a level for each hospital, epsilon 1",
     "hierarchical, without privacy": "federation, a level for each hospital, without privacy",

@@ -42,7 +42,6 @@ from fl_dpbayes.config import Scenario
 from fl_dpbayes.config import recalibration as config
 from fl_dpbayes.privacy.audit_statistics import (
     Check,
-    Finding,
     Questions,
     mean_test,
     verdicts,
@@ -188,19 +187,11 @@ def _isotonic_questions(
     expected[record.bin] = UNIT_RECORDS * np.array([1.0, record.probability, record.outcome])
     off = np.mean([table.sums for table in tables], axis=0) - expected
     deviation = mean_noise_std([table.noise_std for table in tables])
-    amounts = [
-        mean_test(
-            float(off[of_part.bin, COUNT]),
-            deviation,
-            f"records of the {part} part",
-            unit=UNIT_RECORDS,
-        )
-        for part, of_part in records.items()
-    ]
     return _table_questions(
         tables,
         expected,
-        amounts=amounts,
+        counts={part: float(off[of_part.bin, COUNT]) for part, of_part in records.items()},
+        deviations=dict.fromkeys(records, deviation),
         records=records,
         counted_part="recalibration",
         generator=generator,
@@ -221,20 +212,12 @@ def _evaluation_questions(
         noise_std=mean_noise_std([table.noise_std for table in tables]),
         classes=OUTCOMES,
     )
-    deviations = np.sqrt(np.diag(mean.covariance))
-    amounts = [
-        mean_test(
-            float(mean.counts[of_part.cell]),
-            float(deviations[of_part.cell[0]]),
-            f"records of the {part} part",
-            unit=UNIT_RECORDS,
-        )
-        for part, of_part in records.items()
-    ]
+    of_bins = np.sqrt(np.diag(mean.covariance))
     return _table_questions(
         tables,
         expected,
-        amounts=amounts,
+        counts={part: float(mean.counts[of_part.cell]) for part, of_part in records.items()},
+        deviations={part: float(of_bins[of_part.cell[0]]) for part, of_part in records.items()},
         records=records,
         counted_part="test",
         generator=generator,
@@ -245,16 +228,21 @@ def _table_questions(
     tables: Sequence[Release],
     expected: Array,
     *,
-    amounts: list[Finding],
+    counts: Mapping[str, float],
+    deviations: Mapping[str, float],
     records: Mapping[str, CountedRecord],
     counted_part: str,
     generator: np.random.Generator,
 ) -> Questions:
     """Ask whose records released tables hold, and whether every cell has its noise.
 
-    `expected` is what the units of the counted part add, CAP records each. `amounts` says how many
-    records of each part are in the tables beyond it.
+    `expected` is what the units of the counted part add, CAP records each. `counts` says how many
+    records of each part the mean of the tables holds beyond it, `deviations` of what noise.
     """
+    amounts = [
+        mean_test(counts[part], deviations[part], f"records of the {part} part", unit=UNIT_RECORDS)
+        for part in records
+    ]
     noise = noise_of(tables, expected)
     cells = noise.shape[1]
     layout = {"tables": np.arange(cells).reshape(expected.shape)}

@@ -68,6 +68,7 @@ from fl_dpbayes.calibration.records import (
     ReliabilityRecord,
     ShiftDetectionRecord,
     SubgroupRecord,
+    metrics_hidden_by_noise,
 )
 from fl_dpbayes.calibration.release import (
     SENT_COLUMNS,

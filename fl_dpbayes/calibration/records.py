@@ -4,7 +4,7 @@ Fields stand in the order in which they are written.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
@@ -308,3 +308,21 @@ class ReliabilityRecord(SummaryPart):
     risk: bool = False
     roc: tuple[tuple[float, float], ...] = ()
     bins: tuple[ReliabilityBin, ...]
+
+
+def metrics_hidden_by_noise(
+    members: Sequence[CalibrationRecord], values: Mapping[str, object]
+) -> list[str] | None:
+    """Name the metrics that noise hid at a site, and that a row over sites has no value of.
+
+    Args:
+        members: The rows of the sites.
+        values: Of the row over them, by metric.
+
+    Returns:
+        The metrics; None where no site's sums left with noise.
+    """
+    if not any(row.noised for row in members):
+        return None
+    hidden = {key for row in members for key in row.cannot_tell or ()}
+    return sorted(key for key in hidden if values.get(key) is None)

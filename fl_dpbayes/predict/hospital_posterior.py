@@ -269,13 +269,18 @@ def _check_sums(sums: Mapping[str, npt.NDArray], scenario: Scenario, width: int)
 def _checked_rounds(
     pooled: Mapping[str, npt.NDArray], scenario: Scenario, parameters: int
 ) -> PooledRounds:
-    """Check the pooled scores of rounds, of so many parameters of the log odds."""
+    """Check the pooled scores of rounds, of so many parameters of the log odds.
+
+    Raises:
+        ValueError: If a run of the scenario cannot have kept them.
+    """
     if pooled.keys() != {"states", "scores", "noises"}:
         raise ValueError("the pooled sums of its rounds are missing")
     count = len(pooled["noises"])
     shapes = {array.shape for array in (pooled["states"], pooled["scores"])}
-    is_after_burn_in = count > scenario.training.burn_in
-    if shapes != {(count, parameters)} or pooled["noises"].ndim != 1 or not is_after_burn_in:
+    training = scenario.training
+    is_possible = training.burn_in < count <= training.rounds * training.chains
+    if shapes != {(count, parameters)} or pooled["noises"].ndim != 1 or not is_possible:
         raise ValueError("the pooled sums are not those of its rounds")
     for name, values in pooled.items():
         check_values(name, values)

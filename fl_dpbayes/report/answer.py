@@ -84,11 +84,7 @@ def answer(run: Summary) -> Answer:
     role = headline_role(run)
     return Answer(
         lead=_lead(run, role),
-        calibration=_comparison(
-            run, role, rows=headline_rows(run, role), recalibration_noise=run.recalibration_noise
-        )
-        if headline_rows(run, role) or not _is_hidden(run, role)
-        else f"At {ROLES[role]} {HIDDEN}.",
+        calibration=_calibration(run, role),
         elsewhere=tuple(_elsewhere(run, role)),
         sites=tuple(_risk_levels(run)),
         baselines=_baselines(run, role),
@@ -96,6 +92,14 @@ def answer(run: Summary) -> Answer:
         privacy=_privacy(run),
         cautions=tuple(_cautions(run)),
     )
+
+
+def _calibration(run: Summary, role: Role) -> str:
+    """Say how far the probabilities of a role's sites are off, or that noise hides it."""
+    rows = headline_rows(run, role)
+    if not rows and _is_hidden(run, role):
+        return f"At {ROLES[role]} {HIDDEN}."
+    return _comparison(run, role, rows=rows, recalibration_noise=run.recalibration_noise)
 
 
 def _is_hidden(run: Summary, role: Role) -> bool:

@@ -3,7 +3,11 @@
 import statistics
 from collections.abc import Sequence
 
-from fl_dpbayes.calibration import CalibrationRecord, CalibrationValues
+from fl_dpbayes.calibration import (
+    CalibrationRecord,
+    CalibrationValues,
+    metrics_hidden_by_noise,
+)
 from fl_dpbayes.config import Role
 from fl_dpbayes.report.numbers import known_ends
 from fl_dpbayes.report.summary import Summary
@@ -71,23 +75,10 @@ def _median_row(rows: Sequence[CalibrationRecord]) -> CalibrationRecord:
             "samples": first.samples,
             "n": int(statistics.median(row.n or 0 for row in rows)),
             "intervals": intervals,
-            "cannot_tell": told_by_few(rows, list(medians)),
+            "cannot_tell": metrics_hidden_by_noise(rows, medians),
             **medians,
         }
     )
-
-
-def told_by_few(rows: Sequence[CalibrationRecord], defined: Sequence[str]) -> list[str] | None:
-    """Name the metrics that noise hid at a site, and of which no value is left; None of exact rows.
-
-    Args:
-        rows: Of the sites.
-        defined: Metrics that have a value all the same.
-    """
-    if not any(row.noised for row in rows):
-        return None
-    hidden = {key for row in rows for key in row.cannot_tell or ()}
-    return sorted(hidden - set(defined))
 
 
 def headline_role(run: Summary) -> Role:

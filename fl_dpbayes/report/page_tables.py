@@ -156,10 +156,10 @@ def error_cell(row: CalibrationRecord) -> Cell:
 
 def metric_cell(row: CalibrationRecord, key: str, write: Write) -> Cell:
     """Write a metric with its 95 % interval; "cannot tell" where noise made that too wide."""
-    hidden = key in (row.cannot_tell or ())
-    return CANNOT_TELL if hidden else write(row.metric(key)), interval(
-        row.intervals.get(key), write
-    )
+    ends = interval(row.intervals.get(key), write)
+    if key in (row.cannot_tell or ()):
+        return CANNOT_TELL, ends
+    return write(row.metric(key)), ends
 
 
 def auroc_cell(row: CalibrationRecord) -> Cell:

@@ -25,7 +25,8 @@ RIVALS_HERE = (
     *[rival for rival in RIVALS if rival.name in ONE_LEVEL],
     Rival("boosting with hospital", TREES, partial(boosting, by="hospitals")),
 )
-HELD_OUT, TOO_SMALL = "20 and more, held out in turn", "below 20, never in training"
+HELD_OUT = "20 and more, held out in turn"
+TOO_SMALL = "below 20, never in training"
 
 
 def searched_scenarios(scenario: Scenario) -> Iterator[Scenario]:
@@ -66,7 +67,8 @@ def coverage_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Count how many intervals hold, with Wilson's 90 % interval as if hospitals were all apart."""
     counted = []
     for (which, privacy), part in rows.groupby(["hospitals", "privacy"], sort=False):
-        holds, count = int(part["holds"].sum()), len(part)
+        holds = int(part["holds"].sum())
+        count = len(part)
         low, high = proportion_confint(holds, count, alpha=1 - LEVEL, method="wilson")
         counted.append(
             {

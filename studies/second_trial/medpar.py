@@ -10,8 +10,11 @@ from pathlib import Path
 
 import pandas as pd
 
-PACKAGE, ITEM = "COUNT", "medpar"
-PATIENTS, HOSPITALS, DEATHS = 1_495, 54, 513
+PACKAGE = "COUNT"
+ITEM = "medpar"
+PATIENTS = 1_495
+HOSPITALS = 54
+DEATHS = 513
 # The length of the stay is left out: it is known after the outcome only.
 COLUMNS = {
     "provnum": "hospital",

@@ -57,7 +57,9 @@ COMPARISONS = (
 )
 
 # What is known of a place that was held out.
-NOTHING, COUNTRY, NEW_COUNTRY = "nothing", "its country", "that its country is a new one"
+NOTHING = "nothing"
+COUNTRY = "its country"
+NEW_COUNTRY = "that its country is a new one"
 KNOWN = {"hospitals": (NOTHING, COUNTRY, NEW_COUNTRY), "countries": (NEW_COUNTRY, NOTHING)}
 UPDATED = {"hospitals": (NOTHING, COUNTRY), "countries": (NEW_COUNTRY,)}
 WAYS = ("no update", "at home", "private", "at home, flat prior")
@@ -420,7 +422,8 @@ def held_out_table(cells: StudyCells) -> pd.DataFrame:
 def _held_out_row(place: Place, known: Collection[str]) -> Row:
     """Return what the posterior says of one place, by what is known of it."""
     patients = place.patients
-    log_odds, labels = patients.log_odds, patients.labels
+    log_odds = patients.log_odds
+    labels = patients.labels
     row: Row = {
         "seed": place.seed,
         "place": place.name,
@@ -475,13 +478,15 @@ def _updates(places: Iterator[Place], known: Collection[str], draws: int) -> Ite
     flat = mixed(np.ones(1), means=np.zeros(1), variances=np.full(1, 9.0))
     noise_multiplier = solve_multiplier(RELEASE_EPSILON, DELTA, 1.0, 1)
     for place in places:
-        log_odds, labels = place.patients.log_odds, place.patients.labels
+        log_odds = place.patients.log_odds
+        labels = place.patients.labels
         for draw in range(draws):
             order = generator.permutation(len(labels))
             for count in PATIENTS_OF_UPDATES:
                 if count + LEAST_LEFT > len(order):
                     continue
-                first, rest = order[:count], order[count:]
+                first = order[:count]
+                rest = order[count:]
                 noise = noise_multiplier * generator.standard_normal()
                 common: Row = {
                     "seed": (place.seed, draw),
@@ -543,7 +548,8 @@ def sets_table(cells: StudyCells) -> pd.DataFrame:
 
 def _sets_of_place(place: Place, generator: np.random.Generator) -> Iterator[Row]:
     """Yield mean coverage and size of a place's sets over draws of the patients that calibrate."""
-    p, labels = place.patients.one_model, place.patients.labels
+    p = place.patients.one_model
+    labels = place.patients.labels
     of_label = np.where(labels == 1, p, 1 - p)
     for count, epsilon in SETS:
         if len(p) < count + LEAST_LEFT_BY_SETS:
@@ -552,7 +558,8 @@ def _sets_of_place(place: Place, generator: np.random.Generator) -> Iterator[Row
         draws = []
         for _ in range(DRAWS_OF_SETS):
             order = generator.permutation(len(p))
-            own, new = of_label[order[:count]], order[count:]
+            own = of_label[order[:count]]
+            new = order[count:]
             units = np.arange(count)
             counts = set_counts(own, units, bins=NOISED_BINS, level=LEVEL).sums
             counts = counts + noise * generator.standard_normal(len(counts))

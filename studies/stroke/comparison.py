@@ -45,8 +45,10 @@ TRIES_FILE = "rivals-tries.csv"
 WITHOUT_PRIVACY = "none"
 LEVEL = 0.9
 REPLICATES = 2_000
-HIERARCHICAL, ONE_MODEL = "hierarchical", "one model"
-PRIVATE, FREE = "epsilon 1", "without privacy"
+HIERARCHICAL = "hierarchical"
+ONE_MODEL = "one model"
+PRIVATE = "epsilon 1"
+FREE = "without privacy"
 # What privacy costs, what federation brings over each hospital alone, then the rest.
 COMPARISONS = (
     (f"{HIERARCHICAL}, {PRIVATE}", f"{HIERARCHICAL}, {FREE}"),

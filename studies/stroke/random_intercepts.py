@@ -20,7 +20,8 @@ Names = npt.NDArray[np.str_]
 NEWTON_STEPS = 50
 CONVERGED = 1e-8
 FIRST_SD = 0.3
-SMALLEST_SD, LARGEST_SD = 0.02, 3.0
+SMALLEST_SD = 0.02
+LARGEST_SD = 3.0
 # Of the search for the logs of the standard deviations.
 TOLERANCE = 0.02
 # The mean of sigmoid(x) over x ~ N(m, v) is close to sigmoid(m / sqrt(1 + .346 v)).

@@ -116,7 +116,8 @@ def pooled_with_country(split: Split, setting: Setting) -> Floats:
 
 def random_intercepts(split: Split, setting: Setting) -> Floats:
     """Predict with random intercepts of hospitals in countries."""
-    train, test = split.train, split.test
+    train = split.train
+    test = split.test
     model = fit_random_intercepts(
         train.features,
         train.labels,
@@ -135,7 +136,8 @@ def boosting(split: Split, setting: Setting, by: str | None) -> Floats:
         setting: `rate`, `leaves` and `trees`.
         by: `countries` or `hospitals`, a further categorical feature; None: the findings alone.
     """
-    train, test = split.train.features, split.test.features
+    train = split.train.features
+    test = split.test.features
     categorical: list[int] = []
     if by is not None:
         names, numbers = np.unique(getattr(split.train, by), return_inverse=True)

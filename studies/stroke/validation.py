@@ -38,7 +38,8 @@ def country_rows(predictor: str, country: str, probabilities: Floats, labels: In
         Debray et al., BMJ 356:i6460, 2017 (standard errors of log O/E); DeLong et al., Biometrics
         44:837, 1988.
     """
-    count, events = len(labels), int(labels.sum())
+    count = len(labels)
+    events = int(labels.sum())
     expected = float(probabilities.sum())
     log_odds = logit(np.clip(probabilities, SMALLEST, 1 - SMALLEST))
     family = sm.families.Binomial()
@@ -72,7 +73,8 @@ def delong_se(probabilities: Floats, labels: Integers) -> float:
         probabilities: Shape (n,).
         labels: 0 or 1, shape (n,), two of each at least.
     """
-    cases, others = probabilities[labels == 1], probabilities[labels == 0]
+    cases = probabilities[labels == 1]
+    others = probabilities[labels == 0]
     in_order = (cases[:, None] > others) + 0.5 * (cases[:, None] == others)
     of_cases = in_order.mean(axis=1).var(ddof=1) / len(cases)
     of_others = in_order.mean(axis=0).var(ddof=1) / len(others)
@@ -105,7 +107,8 @@ def summary_rows(by_country: pd.DataFrame) -> pd.DataFrame:
             effects = part[measure].to_numpy(np.float64)
             variances = part[f"{measure} se"].to_numpy(np.float64) ** 2
             combined = combine_effects(effects, variances, method_re="dl", use_t=True)
-            mean, error = combined.mean_effect_re, combined.sd_eff_w_re_hksj
+            mean = combined.mean_effect_re
+            error = combined.sd_eff_w_re_hksj
             places = len(part)
             tail = (1 + LEVEL) / 2
             wide = student_t.ppf(tail, places - 1) * error

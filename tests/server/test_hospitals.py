@@ -457,6 +457,60 @@ def test_a_hostile_bank_is_refused_in_one_line_before_anything_is_spent(
     assert spent(path) == before
 
 
+HOSTILE_ROUNDS = {
+    "none": (lambda rounds: {}, "are missing"),
+    "another array": (lambda rounds: rounds | {"more": np.ones(1)}, "are missing"),
+    "of another model": (lambda rounds: rounds | {"scores": np.ones((6, 3))}, "of its rounds"),
+    "more than the run has": (
+        lambda rounds: {name: np.repeat(array, 2, axis=0) for name, array in rounds.items()},
+        "of its rounds",
+    ),
+    "burn-in alone": (
+        lambda rounds: {name: array[:2] for name, array in rounds.items()},
+        "of its rounds",
+    ),
+    "not a number": (
+        lambda rounds: rounds | {"states": rounds["states"] * np.nan},
+        "beyond float32's range",
+    ),
+    "without noise": (lambda rounds: rounds | {"noises": np.zeros(6)}, "have no noise"),
+}
+
+
+def with_rounds(run: Federation, tmp_path: Path, change) -> Path:
+    """Copy a run, and change its pooled rounds."""
+    folder = tmp_path / "hostile"
+    shutil.copytree(run.folder, folder)
+    with RunStore.open(folder) as store:
+        stored = store.state(POOLED_ROUNDS, 0)
+        store.replace_state(POOLED_ROUNDS, 0, stored.round, change({**stored.read()}))
+        store.append()
+    return folder
+
+
+@pytest.mark.parametrize("name", HOSTILE_ROUNDS)
+def test_hostile_pooled_rounds_are_refused_in_one_line(
+    run: Federation, tmp_path: Path, name: str
+) -> None:
+    change, said = HOSTILE_ROUNDS[name]
+    folder = with_rounds(run, tmp_path, change)
+    task = run.scenario.data.source.task
+    refused(f"{folder}/run.sqlite .*{said}", load_hospitals, folder, run.scenario, task)
+
+
+def test_scores_of_any_size_stretch_made_up_patients_within_bounds(
+    run: Federation, tmp_path: Path
+) -> None:
+    huge = {"scores": np.full((6, 26), 3e38), "noises": np.full(6, 1e-9)}
+    folder = with_rounds(run, tmp_path, lambda rounds: rounds | huge)
+    task = run.scenario.data.source.task
+    spreads = [
+        (model.covariates[:, 1:] @ model.state[1:]).std()
+        for model in (load_hospitals(place, run.scenario, task) for place in (run.folder, folder))
+    ]
+    assert 0.6 / 3.2 < spreads[1] / spreads[0] < 3.2 / 0.6
+
+
 @pytest.mark.parametrize("size", [1e12, 1e36])
 def test_a_release_is_bounded_whatever_states_a_bank_may_hold(
     run: Federation, tmp_path: Path, size: float

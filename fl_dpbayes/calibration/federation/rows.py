@@ -19,6 +19,7 @@ from fl_dpbayes.calibration.records import (
     CalibrationValues,
     ConformalRecord,
     ShiftDetectionRecord,
+    metrics_hidden_by_noise,
 )
 from fl_dpbayes.calibration.statistics import MEASURES, CalibrationStatistics
 from fl_dpbayes.config import Role
@@ -73,16 +74,9 @@ def _mean_row(members: Sequence[CalibrationRecord]) -> CalibrationRecord:
             "n": sum(row.n or 0 for row in members),
             **means,
             "intervals": {},
-            "cannot_tell": _told_by_few(members),
+            "cannot_tell": metrics_hidden_by_noise(members, means),
         }
     )
-
-
-def _told_by_few(members: Sequence[CalibrationRecord]) -> list[str] | None:
-    """Name the metrics that noise hides at a site, of which there is no mean."""
-    if not any(row.noised for row in members):
-        return None
-    return sorted({key for row in members for key in row.cannot_tell or ()})
 
 
 def _mean(values: Sequence[object]) -> float | tuple[float, float] | None:

@@ -3,7 +3,7 @@
     u_k = theta_k + N(0, V_k),   theta_k = c_j + N(0, tau_h^2),   c_j = m + N(0, tau_c^2)
 
 One level of hospitals, or hospitals within groups. The spreads are drawn from their confidence
-distribution, so that intervals hold at every spread, not on average over a prior's.
+distribution: intervals are to hold at a given spread, not on average over a prior's.
 """
 
 from collections.abc import Sequence

@@ -140,12 +140,13 @@ def score_curve(
     without_event = parts.without_event.mean(axis=1)
     with_event = parts.with_event.mean(axis=1)
     probability = expit((covariates @ conditional)[:, None] + _EFFECTS)
-    rate = len(covariates)
-    mean = without_event @ (1 - probability) / rate - with_event @ probability / rate
-    slope = (without_event + with_event) @ (probability * (1 - probability)) / rate
-    square = np.square(without_event) @ (1 - probability) / rate
-    square = square + np.square(with_event) @ probability / rate
-    return ScoreCurve(effects=_EFFECTS, mean=mean, slope=slope, variance=square - np.square(mean))
+    count = len(covariates)
+    mean = (without_event @ (1 - probability) - with_event @ probability) / count
+    slope = (without_event + with_event) @ (probability * (1 - probability)) / count
+    squares = np.square(without_event) @ (1 - probability) + np.square(with_event) @ probability
+    return ScoreCurve(
+        effects=_EFFECTS, mean=mean, slope=slope, variance=squares / count - np.square(mean)
+    )
 
 
 def _direction(state: Floats) -> Floats:

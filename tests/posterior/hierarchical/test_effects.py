@@ -5,6 +5,7 @@ import pytest
 from scipy.special import expit
 
 from fl_dpbayes.posterior.hierarchical.effects import (
+    SCORE_VARIANCE,
     Means,
     PooledRounds,
     ScoreCurve,
@@ -154,6 +155,22 @@ def test_pooled_scores_along_a_chain_tell_how_widely_the_log_odds_spread(
     found = stretch_distribution(made_up, state, PooledRounds.of_arrays(rounds), clip_norm=1.2)
     assert abs(found.mean - true_stretch) < 3 * found.sd
     assert found.sd < 0.2
+
+
+def test_a_pooled_score_scatters_as_its_noise_says_and_weighs_sites_by_what_they_tell() -> None:
+    generator = np.random.default_rng(9)
+    units = np.array([20.0, 100.0, 400.0])
+    noise = np.array([1.0, 5.0, 8.0])
+    drawn = []
+    for _ in range(4000):
+        of_records = np.sqrt(SCORE_VARIANCE * units)[:, None] * generator.normal(size=(3, 2))
+        sums = 0.1 * units[:, None] + of_records + noise[:, None] * generator.normal(size=(3, 2))
+        pooled = pooled_round(Means(units, sums, np.zeros((3, 2)), noise), rounds=10)
+        drawn.append(pooled.scores[0])
+    assert np.abs(np.mean(drawn, axis=0) - 0.1).max() < 4 * pooled.noises[0] / np.sqrt(4000)
+    assert np.std(drawn) == pytest.approx(pooled.noises[0], rel=4 / np.sqrt(2 * 8000))
+    equal = np.sqrt((SCORE_VARIANCE / units + np.square(noise / units)).sum()) / 3
+    assert pooled.noises[0] < equal
 
 
 def test_parts_of_a_clipped_score_are_the_score_by_outcome() -> None:
