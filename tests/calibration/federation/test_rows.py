@@ -7,7 +7,7 @@ from fl_dpbayes.calibration.bins import FINE_BINS, bin_index
 from fl_dpbayes.calibration.federation.rows import conformal_rows, mean_rows, separation
 from fl_dpbayes.calibration.federation.subgroups import Place
 from fl_dpbayes.calibration.noised_counts import COUNT_BINS, NoisedCounts
-from fl_dpbayes.calibration.records import CalibrationRecord
+from fl_dpbayes.calibration.records import CalibrationRecord, metrics_hidden_by_noise
 from fl_dpbayes.calibration.statistics import from_batch
 from fl_dpbayes.report.answer import answer
 from fl_dpbayes.report.run_files import read_csv
@@ -29,6 +29,14 @@ def row(site, role="train", predictor="posterior", **values):
     return CalibrationRecord.model_validate(
         {"site": site, "role": role, "predictor": predictor} | measured | values
     )
+
+
+def test_what_noise_hid_at_a_site_is_told_of_a_row_over_sites_that_has_no_value_of_it() -> None:
+    exact = row("a")
+    some = row("b", cannot_tell=["auroc", "nll"], auroc=None)
+    assert metrics_hidden_by_noise([exact, row("c")], {"auroc": None}) is None
+    assert metrics_hidden_by_noise([exact, some], {"auroc": None, "nll": 0.4}) == ["auroc"]
+    assert metrics_hidden_by_noise([exact, row("d", cannot_tell=[])], {}) == []
 
 
 def test_mean_counts_each_site_the_same() -> None:
