@@ -13,7 +13,7 @@ import torch
 from fl_dpbayes.calibration import CalibrationRecord, SummaryPart
 from fl_dpbayes.config import COUNTED, RunWarning, warning
 from fl_dpbayes.config.installed_code import installed_code
-from fl_dpbayes.posterior import HospitalModel
+from fl_dpbayes.posterior import HospitalModel, rate_in_words
 from fl_dpbayes.posterior import convergence as mixing
 from fl_dpbayes.privacy import largest_at_small_delta
 from fl_dpbayes.protocol import PrivacyStatement
@@ -132,7 +132,7 @@ def summarise_run(
         subgroups=tuple(evaluation.subgroup_rows()),
         shift_detection=tuple(evaluation.shift_detection_rows()),
         conformal=tuple(evaluation.conformal_rows()),
-        hospitals=_hospital_records(hospitals) if hospitals else (),
+        hospitals=_hospital_records(hospitals, class_names) if hospitals else (),
         evaluation_privacy=tuple(
             EvaluationPrivacyRecord(site=site, unit=statement.unit, **stated_cost(statement))
             for site, statement in evaluation.statements.items()
@@ -229,7 +229,9 @@ def _site_records(
     )
 
 
-def _hospital_records(hospitals: HospitalModel) -> tuple[HospitalRecord, ...]:
+def _hospital_records(
+    hospitals: HospitalModel, class_names: Sequence[str]
+) -> tuple[HospitalRecord, ...]:
     """Say how hospitals differ: the spreads between them, and new hospitals' rates."""
     spreads = [
         HospitalRecord(
@@ -243,8 +245,8 @@ def _hospital_records(hospitals: HospitalModel) -> tuple[HospitalRecord, ...]:
     ]
     rates = []
     for group, expected in hospitals.new_hospital_rates.items():
-        name = f"a new hospital of {group}" if group else "a new hospital"
-        quantity = f"rate of class 1 at {name}"
+        hospital = f"a new hospital of {group}" if group else "a new hospital"
+        quantity = rate_in_words(class_names, patients="patients as declared", hospital=hospital)
         rates.append(HospitalRecord(of=quantity, value=expected.rate, interval=expected.interval))
     return (*spreads, *rates)
 

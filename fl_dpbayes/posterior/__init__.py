@@ -33,6 +33,7 @@ from fl_dpbayes.posterior.hierarchical.model import (
     HospitalModel,
     fit_hospitals,
     fit_log_odds,
+    rate_in_words,
     with_intercept,
 )
 from fl_dpbayes.posterior.predictive import (

@@ -10,7 +10,13 @@ from scipy.special import entr
 from fl_dpbayes.calibration import describe, recalibrate
 from fl_dpbayes.config import RecalibrationMap, as_classification
 from fl_dpbayes.models import model_shapes
-from fl_dpbayes.posterior import PosteriorSamples, one_sample_warning, predict, with_intercept
+from fl_dpbayes.posterior import (
+    PosteriorSamples,
+    one_sample_warning,
+    predict,
+    rate_in_words,
+    with_intercept,
+)
 from fl_dpbayes.predict.finished_run import FinishedRun
 from fl_dpbayes.predict.hospital_posterior import Hospital, HospitalEffect, hospital_effect
 from fl_dpbayes.predict.new_records import NewRecords
@@ -154,12 +160,13 @@ def _hospital_posterior(
 ) -> PredictingPosterior:
     """Return the posterior for one hospital, in many samples of its effect."""
     rate = effect.model.rate(effect.effect, with_intercept(inputs))
+    quantity = rate_in_words(run.class_names, patients="these records", hospital=str(hospital))
     guarantee = NO_SETS if effect.set_threshold is None else ""
     return PredictingPosterior(
         samples=effect.model.samples(effect.effect, model_shapes(run.model, run.task)),
         predictor="hierarchical",
         set_threshold=effect.set_threshold,
-        notes=[f"{hospital}: {rate.words} among these records{guarantee}"],
+        notes=[f"{rate.words(quantity)}{guarantee}"],
     )
 
 

@@ -26,7 +26,13 @@ from fl_dpbayes.data import MAX_DECLARATION_ERROR
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.files import write_atomically
 from fl_dpbayes.models import model_shapes
-from fl_dpbayes.posterior import Distribution, HospitalModel, predict, with_intercept
+from fl_dpbayes.posterior import (
+    Distribution,
+    HospitalModel,
+    predict,
+    rate_in_words,
+    with_intercept,
+)
 from fl_dpbayes.predict.finished_run import FinishedRun, read_run
 from fl_dpbayes.predict.hospital_posterior import (
     NEW_HOSPITAL,
@@ -117,7 +123,25 @@ def update_hospital(
         threshold=threshold,
     )
     write_atomically(target, updated.model_dump_json(indent=2) + "\n")
-    _print_update(effect.model, update, updated, console)
+    quantity = rate_in_words(
+        run.class_names, patients="patients as declared", hospital=str(hospital)
+    )
+    before = effect.model.rate(update.before)
+    console.print(f"before: {before.words(quantity)}", highlight=False, markup=False)
+    if threshold is None:
+        after = effect.model.rate(update.after)
+        console.print(
+            f"after {records.units} patients: {after.words(quantity)}",
+            highlight=False,
+            markup=False,
+        )
+    else:
+        console.print(
+            f"sets of level {sets:g}, if patients are exchangeable and none trained: "
+            f"classes of probability {threshold:.4f} and more",
+            soft_wrap=True,
+            highlight=False,
+        )
     destination = "nothing left this machine: keep the file here"
     if epsilon is not None:
         destination = f"released at epsilon {epsilon:g}"
@@ -307,21 +331,3 @@ def _check_enough_units(records: HospitalRecords, level: float) -> None:
 def _log_odds(model: HospitalModel, records: HospitalRecords) -> Floats:
     inputs = with_intercept(records.inputs)
     return in_fixed_pieces(lambda rows: rows @ model.conditional, inputs)
-
-
-def _print_update(
-    model: HospitalModel, update: EffectUpdate, updated: UpdatedHospital, console: Console
-) -> None:
-    population = "in the declared population"
-    before = model.rate(update.before).words
-    console.print(f"before: {before} {population}", highlight=False)
-    if updated.threshold is None:
-        after = model.rate(update.after).words
-        console.print(f"after {updated.units} patients: {after} {population}", highlight=False)
-    else:
-        console.print(
-            f"sets of level {updated.level:g}, if patients are exchangeable and none trained: "
-            f"classes of probability {updated.threshold:.4f} and more",
-            soft_wrap=True,
-            highlight=False,
-        )

@@ -334,7 +334,7 @@ def hospitals_table(run: Summary) -> PageTable:
 
 
 def _hospital_quantity(row: HospitalRecord) -> Cell:
-    unit = f"log odds, {row.among} of them" if row.among else "%, declared population"
+    unit = f"log odds, {row.among} of them" if row.among else "%, given the training hospitals"
     if not row.identified:
         unit += ": too few to tell, the prior says it"
     return row.of, unit

@@ -42,6 +42,8 @@ EPSILONS = {
     "8": ["privacy.epsilon=8"],
     "none": WITHOUT_PRIVACY,
 }
+# Deals before this one were looked at while the method was made.
+FIRST_DEAL = 1000
 # Deals of the main truth at the main epsilon, and of every other truth and epsilon.
 MAIN_TRUTH = "as found"
 MAIN_EPSILON = "1"
@@ -283,7 +285,7 @@ def main() -> None:
     for truth, epsilon, deals in cells():
         if asked.truth not in (None, truth) or asked.epsilon not in (None, epsilon):
             continue
-        for number in range(min(deals, asked.deals or deals)):
+        for number in range(FIRST_DEAL, FIRST_DEAL + min(deals, asked.deals or deals)):
             path = asked.out / f"{truth.replace(' ', '-')}_{epsilon}_{number}.json"
             if path.exists():
                 continue

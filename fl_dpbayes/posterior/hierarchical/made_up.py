@@ -2,7 +2,7 @@
 
 Their covariates are normal numbers of the declared geometry, stretched along the model's slopes:
 independent covariates understate how widely real patients' log odds spread, and levels then come
-out too small. How much is read from the pooled scores of all rounds.
+out too small. How much, and how states go with the slopes, is read from pooled scores.
 """
 
 from dataclasses import dataclass
@@ -79,6 +79,36 @@ def clipped_parts(covariates: Floats, states: Floats, clip_norm: float) -> Clipp
     )
 
 
+def correlated_states(state: Floats, rounds: PooledRounds) -> Floats:
+    """Give states the slope along the model's that correlated covariates give them.
+
+    Of normal covariates x'w_t is rho_t x'w and an independent rest, rho_t = w_t'v / w'v with
+    v = Sigma w. Made-up covariates have v along w. Of real ones the first round's mean score D_0,
+    taken at the state 0, is along v by Stein's lemma. Its part a across the slopes' direction e has
+    d = D - 1 coordinates with noise of variance s^2, and counts as James and Stein's estimate; its
+    part along e, by which it is divided, as ridge regression's:
+
+        rho_t |w| = w_t'e + max(0, 1 - d s^2 / |a|^2) (w_t'a) (e'D_0) / ((e'D_0)^2 + s^2)
+
+    Args:
+        state: The averaged state w, intercept and slopes, shape (1 + D,).
+        rounds: All rounds' pooled scores, burn-in included.
+
+    Returns:
+        w_t with rho_t |w| along e in place of w_t'e, shape (T, 1 + D).
+    """
+    direction = _direction(state)
+    variance = np.square(rounds.noises[0]) + _SMALLEST_LENGTH
+    first_score = rounds.scores[0, 1:]
+    along = first_score @ direction
+    across = first_score - along * direction
+    noise_across = (len(direction) - 1) * variance
+    share = max(0.0, 1 - noise_across / max(float(across @ across), noise_across, _SMALLEST_LENGTH))
+    slopes = rounds.states[:, 1:]
+    moved = share * (slopes @ across) * along / (np.square(along) + variance)
+    return np.column_stack([rounds.states[:, 0], slopes + np.outer(moved, direction)])
+
+
 def stretch_distribution(
     covariates: Floats, state: Floats, rounds: PooledRounds, clip_norm: float
 ) -> Distribution:
@@ -101,11 +131,12 @@ def stretch_distribution(
     """
     direction = _direction(state)
     scores = rounds.scores[:, 1:] @ direction
+    states = correlated_states(state, rounds)
     weights = 1 / np.square(rounds.noises)
     log_likelihoods = []
     for stretch in _STRETCHES:
         patients = stretched(covariates, state, stretch)
-        parts = clipped_parts(patients, rounds.states, clip_norm)
+        parts = clipped_parts(patients, states, clip_norm)
         probability = expit(patients @ state)[:, None]
         along = (patients[:, 1:] @ direction)[:, None]
         off = scores - (parts.mean_score(probability) * along).mean(axis=0)

@@ -52,11 +52,32 @@ class ExpectedRate:
     rate: float
     interval: tuple[float, float]
 
-    @property
-    def words(self) -> str:
-        """The rate and its interval in words."""
+    def words(self, quantity: str) -> str:
+        """Return the rate and its interval in words.
+
+        Args:
+            quantity: What the rate is, as of `rate_in_words`.
+
+        Returns:
+            One sentence, without its full stop.
+        """
         low, high = self.interval
-        return f"rate of class 1 {self.rate:.3f} ({LEVEL:.0%}: {low:.3f} to {high:.3f})"
+        return f"{quantity}: {self.rate:.3f} ({LEVEL:.0%} interval: {low:.3f} to {high:.3f})"
+
+
+def rate_in_words(class_names: Sequence[str], patients: str, hospital: str) -> str:
+    """Name a hospital's rate in full: of what, among whom, where.
+
+    Args:
+        class_names: Of both classes; none where they are only numbers.
+        patients: Among whom it is.
+        hospital: Where it is.
+
+    Returns:
+        Its name.
+    """
+    event = class_names[1] if class_names else "class 1"
+    return f"rate of {event} among {patients} of {hospital}"
 
 
 @dataclass(frozen=True)

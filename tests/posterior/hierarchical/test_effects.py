@@ -157,6 +157,30 @@ def test_pooled_scores_along_a_chain_tell_how_widely_the_log_odds_spread(
     assert found.sd < 0.2
 
 
+def test_covariates_that_go_together_do_not_hide_how_widely_the_log_odds_spread() -> None:
+    generator = np.random.default_rng(10)
+    count = 20_000
+    # One factor behind all covariates: the first steps are along it, and not along the slopes.
+    shared = generator.normal(size=(count, 1))
+    features = (shared + generator.normal(size=(count, 8))) / np.sqrt(2)
+    patients = np.column_stack([np.ones(count), features])
+    slopes = np.array([1.2, 0.8, 0.6, 0.5, 0.3, 0.0, -0.3, -0.5])
+    y = generator.random(count) < expit(0.5 + features @ slopes)
+    at = np.zeros(9)
+    rounds: dict[str, np.ndarray] = {}
+    for _ in range(60):
+        score = (expit(patients @ at) - y)[:, None] * patients
+        means = Means(np.array([1.0 * count]), score.sum(axis=0)[None], at[None], np.zeros(1))
+        rounds = with_round(rounds, pooled_round(means, 60))
+        at = at - score.mean(axis=0)
+    pooled = PooledRounds.of_arrays(rounds)
+    made_up = np.column_stack([np.ones(2000), generator.normal(size=(2000, 8))])
+    stretch = stretch_distribution(made_up, at, pooled, clip_norm=np.inf)
+    true_stretch = (features @ at[1:]).std() / np.linalg.norm(at[1:])
+    assert true_stretch > 1.2
+    assert stretch.mean == pytest.approx(true_stretch, rel=0.05)
+
+
 def test_a_pooled_score_scatters_as_its_noise_says_and_weighs_sites_by_what_they_tell() -> None:
     generator = np.random.default_rng(9)
     units = np.array([20.0, 100.0, 400.0])
