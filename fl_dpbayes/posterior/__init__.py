@@ -31,6 +31,7 @@ from fl_dpbayes.posterior.hierarchical.effects import (
 )
 from fl_dpbayes.posterior.hierarchical.model import (
     HospitalModel,
+    expected_effects,
     fit_hospitals,
     fit_log_odds,
     rate_in_words,

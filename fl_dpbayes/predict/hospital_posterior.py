@@ -193,7 +193,7 @@ def load_hospitals(run_dir: Path, scenario: Scenario, task: Task) -> HospitalMod
         # Sums beyond all bounds may end in any floating-point error, and in NaN.
         with np.errstate(all="ignore"):
             model = fit_hospitals(sums, rounds, scenario)
-        check_values("conditional", model.conditional)
+        check_values("state", model.state)
         check_values("covariates", model.covariates)
         if not model.covariates[:, 1:].std() >= SMALLEST_WEIGHT:
             raise ValueError("the run's features have no spread")

@@ -216,7 +216,7 @@ def update_effect(
         float(release.sums[0]),
         release.noise_std,
         records.units,
-        model.covariates @ model.conditional,
+        model.covariates @ model.state,
     )
     return EffectUpdate(before=before, after=after)
 
@@ -266,7 +266,7 @@ def compare_case_mix(effect: HospitalEffect, records: HospitalRecords) -> CaseMi
         UserError: If the ledger refuses.
     """
     public = effect.model.covariates[:, 1:]
-    slopes = effect.model.conditional[1:]
+    slopes = effect.model.state[1:]
     inputs = with_intercept(records.inputs)[:, 1:]
     shares, norm = clipped_inputs(inputs, records.unit_index, public)
     release = records.release("alarm", effect.run_digest, bounded_sum(shares, norm))
@@ -330,4 +330,4 @@ def _check_enough_units(records: HospitalRecords, level: float) -> None:
 
 def _log_odds(model: HospitalModel, records: HospitalRecords) -> Floats:
     inputs = with_intercept(records.inputs)
-    return in_fixed_pieces(lambda rows: rows @ model.conditional, inputs)
+    return in_fixed_pieces(lambda rows: rows @ model.state, inputs)

@@ -1,9 +1,11 @@
 """Strategy: FALD, federated averaging of Langevin chains."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import numpy.typing as npt
+from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.serverapp import Grid
 
 from fl_dpbayes.config import FALD, warning
 from fl_dpbayes.posterior import (
@@ -15,6 +17,7 @@ from fl_dpbayes.posterior import (
     StoredSamples,
     average_of_states,
     averaged_temperature,
+    expected_effects,
     flatten_state,
     log_odds_means,
     point_of,
@@ -42,6 +45,10 @@ class FALDStrategy(PosteriorStrategy):
 
     The averaged states are the samples. `burn_in` and `thinning` of the scenario apply to the
     averaged chain: at most one of its states is kept per round.
+
+    With a posterior over hospitals each site starts at its own intercept after burn-in, where its
+    released states say that it is, and averages are taken without these differences: slopes are
+    then fitted within hospitals.
     """
 
     def __init__(self, federation: Federation, record: RunRecord) -> None:
@@ -50,13 +57,38 @@ class FALDStrategy(PosteriorStrategy):
         assert isinstance(rule, FALD)
         self._rule = rule
         self._drift = DriftMeter(self.plan.steps_per_round)
+        self._effects: Mapping[str, float] = {}
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Say where each site's intercept is, then build the requests."""
+        self._effects = self._expected_effects()
+        return super().configure_train(server_round, arrays, config, grid)
+
+    def start_arrays(self, site: str, chain: int, arrays: Arrays) -> Arrays:
+        """Return the server state, its intercept moved to where the site is thought to be."""
+        effect = self._effects.get(site)
+        if effect is None:
+            return arrays
+        bias = f"parameters/{list(self.federation.shapes)[-1]}"
+        moved = arrays[bias] + effect / 2 * np.array([-1, 1], np.float32)
+        return {**arrays, bias: moved.astype(np.float32)}
+
+    def move_start(self, site: str, server_round: int) -> Arrays:
+        """Return where the site's chain started."""
+        return self.start_of(site, server_round)
 
     def next_state(
         self, round_number: int, arrays: Arrays, replies: Mapping[str, CheckedReply]
     ) -> Arrays:
         """Average the sites' last states, and keep the average as a sample after burn-in."""
         chain = self.chain_of(round_number)
-        states = self.bank.states_of(list(replies), chain)
+        starts = PerSite(list(replies), lambda site: self.start_of(site, round_number))
+        released = self.bank.states_of(list(replies), chain)
+        states = PerSite(
+            list(replies), lambda site: _moved_from(arrays, starts[site], released[site])
+        )
         weights = self.weights_among(replies)
         average, warnings, is_mean = average_of_states(states, arrays, self._rule, weights)
         self.record.warn(*warnings)
@@ -64,7 +96,7 @@ class FALDStrategy(PosteriorStrategy):
         steps_after_burn_in = self._steps_after_burn_in(replies)
         positions = PerSite(list(replies), lambda site: without_prefix("parameters", states[site]))
         if self.federation.scenario.hierarchical is not None:
-            summed = self._summed_round(arrays, positions, replies)
+            summed = self._summed_round(starts, released, replies)
             self._add_to_pooled_rounds(round_number, summed)
             if steps_after_burn_in > 0:
                 self._add_to_hospital_sums(round_number, summed)
@@ -86,6 +118,19 @@ class FALDStrategy(PosteriorStrategy):
         self.bank.add(AVERAGED, round_number, chain, sample, average)
         return average
 
+    def _expected_effects(self) -> Mapping[str, float]:
+        """Say where the sites are thought to be; nothing before their sums are kept."""
+        sums = self.bank.last(HOSPITALS, 0)
+        if not sums:
+            return {}
+        sites = tuple(sorted(sums))
+        effects = expected_effects(
+            sites,
+            means=log_odds_means(site_means(sums)),
+            scenario=self.federation.scenario,
+        )
+        return dict(zip(sites, effects.tolist(), strict=True))
+
     def _steps_after_burn_in(self, replies: Mapping[str, CheckedReply]) -> int:
         """Return how many steps of the chain lie after its burn-in; 0 or less within it."""
         last_step = max(reply.last_step for reply in replies.values())
@@ -98,17 +143,20 @@ class FALDStrategy(PosteriorStrategy):
         return steps_after_burn_in > 0 and is_thinned_in
 
     def _summed_round(
-        self, arrays: Arrays, positions: Mapping[str, Arrays], replies: Mapping[str, CheckedReply]
+        self,
+        starts: Mapping[str, Arrays],
+        released: Mapping[str, Arrays],
+        replies: Mapping[str, CheckedReply],
     ) -> dict[str, npt.NDArray]:
         """Return what a round adds to the sums of every site that took part."""
         shapes = self.federation.shapes
         units = self.federation.roster.units
-        start = flatten_state(without_prefix("parameters", arrays), shapes)
         summed = {}
         for site, reply in replies.items():
             chain = planned_chain(self.plan, units[site])
-            position = flatten_state(positions[site], shapes)
-            summed[site] = summed_round(chain, reply.last_step, start, position)
+            start = flatten_state(without_prefix("parameters", starts[site]), shapes)
+            state = flatten_state(without_prefix("parameters", released[site]), shapes)
+            summed[site] = summed_round(chain, reply.last_step, start, state)
         return summed
 
     def _add_to_pooled_rounds(self, round_number: int, summed: dict[str, npt.NDArray]) -> None:
@@ -151,6 +199,14 @@ class FALDStrategy(PosteriorStrategy):
     def last(self) -> PosteriorSamples | None:
         """Return the last averaged state of each chain."""
         return self.points_of(AVERAGED)
+
+
+def _moved_from(arrays: Arrays, start: Arrays, state: Arrays) -> Arrays:
+    """Return where a chain had ended, had it started at `arrays` and moved as it did."""
+    if start is arrays:
+        return state
+    moves = {name: state[name].astype(np.float64) - start[name] for name in arrays}
+    return {name: (arrays[name] + move).astype(np.float32) for name, move in moves.items()}
 
 
 def _sample(state: Arrays, is_kept: bool, weight: float, temperature: float) -> PosteriorSamples:

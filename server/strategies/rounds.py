@@ -111,6 +111,10 @@ class TrainingRounds(Strategy):
         """Return where a site's chain goes on this round: the server state, which is broadcast."""
         return arrays
 
+    def move_start(self, site: str, server_round: int) -> Arrays:
+        """Return from where a site's move is measured: the server state of the round."""
+        return self.state
+
     def next_state(
         self, round_number: int, arrays: Arrays, replies: Mapping[str, CheckedReply]
     ) -> Arrays:
@@ -294,7 +298,7 @@ class TrainingRounds(Strategy):
         self.bank.add(site, server_round, chain, reply.samples, reply.last)
         moves.add(
             site=site,
-            start=without_prefix("parameters", self.state),
+            start=without_prefix("parameters", self.move_start(site, server_round)),
             last=without_prefix("parameters", reply.last),
         )
 

@@ -4,6 +4,7 @@ Sums, noise, site weights and steps are those of a `fald` run with one full-batc
 test compares; the noise comes from another generator.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +12,13 @@ import numpy.typing as npt
 from scipy.special import expit
 
 from fl_dpbayes.config import GaussianPrior, Scenario, site_plan
-from fl_dpbayes.posterior import Means, PooledRounds, pooled_round, weigh_sites
+from fl_dpbayes.posterior import (
+    Means,
+    PooledRounds,
+    expected_effects,
+    pooled_round,
+    weigh_sites,
+)
 from fl_dpbayes.privacy import planned_chain
 
 Floats = npt.NDArray[np.float64]
@@ -34,6 +41,7 @@ def run_rounds(
     features: Floats,
     outcomes: npt.NDArray[np.int64],
     hospital: npt.NDArray[np.int64],
+    sites: tuple[str, ...],
     scenario: Scenario,
     generator: np.random.Generator,
 ) -> Released:
@@ -46,6 +54,7 @@ def run_rounds(
         features: Of training patients, hospital by hospital, the first column 1, shape (N, 1 + D).
         outcomes: 0 or 1, shape (N,).
         hospital: 0 .. K - 1, rising, each with a patient, shape (N,).
+        sites: Names of the hospitals in the scenario, shape (K,).
         scenario: With rule `fald`, a Gaussian prior, and constant step size and noise.
         generator: Draws the noise.
 
@@ -54,10 +63,9 @@ def run_rounds(
     """
     units = np.bincount(hospital)
     first_patient = np.searchsorted(hospital, np.arange(len(units)))
-    names = [str(number) for number in range(len(units))]
-    of_size = dict(zip(names, units.tolist(), strict=True))
+    of_size = dict(zip(sites, units.tolist(), strict=True))
     shares, _ = weigh_sites(scenario.aggregation, of_size)
-    weights = np.array([shares[name] for name in names])
+    weights = np.array([shares[site] for site in sites])
     clip_norm = (scenario.privacy.clip_norm or np.inf) / np.sqrt(2)
     plan = site_plan(scenario, len(units))
     # In log odds half the difference of two rows' noises counts.
@@ -68,43 +76,47 @@ def run_rounds(
     prior = scenario.sampler.prior
     assert isinstance(prior, GaussianPrior)
     prior_precision = prior.scale**-2
-    prior_weight = plan.prior_share * (weights / units).sum()
+    prior_weights = plan.prior_share * weights / units
     step_size = scenario.sampler.step_size.initial
     total = scenario.training.rounds
     state = np.zeros(features.shape[1])
-    gradients: list[Floats] = []
-    states: list[Floats] = []
+    effects = np.zeros(len(units))
+    rounds: list[Means] = []
     pooled: list[PooledRounds] = []
     for number in range(total):
-        residuals = expit(features @ state) - outcomes
+        states = np.tile(state, (len(units), 1))
+        states[:, 0] += effects
+        residuals = expit(features @ state + effects[hospital]) - outcomes
         sizes = np.maximum(np.abs(residuals) * lengths, np.finfo(float).tiny)
         clipped = residuals * np.minimum(1.0, clip_norm / sizes)
         sums = np.add.reduceat(features * clipped[:, None], first_patient, axis=0)
         sums = sums + noises[:, [number]] * generator.standard_normal(sums.shape)
         means = Means(
-            units=units.astype(np.float64),
-            gradients=sums,
-            states=np.tile(state, (len(units), 1)),
-            noise=noises[:, number],
+            units=units.astype(np.float64), gradients=sums, states=states, noise=noises[:, number]
         )
         pooled.append(pooled_round(means, total))
-        if number >= scenario.training.burn_in:
-            gradients.append(sums)
-            states.append(state)
         gradient = weights @ (sums / units[:, None])
-        pull = prior_weight * prior_precision * state
+        pull = prior_precision * (prior_weights @ states)
         state = state - step_size * (2 * gradient + pull)
-    kept = len(gradients)
-    return Released(
-        means=Means(
-            units=units.astype(np.float64),
-            gradients=np.mean(gradients, axis=0),
-            states=np.tile(np.mean(states, axis=0), (len(units), 1)),
-            noise=np.sqrt(np.square(noises[:, -kept:]).mean(axis=1) / kept),
-        ),
-        rounds=PooledRounds(
-            states=np.concatenate([part.states for part in pooled]),
-            scores=np.concatenate([part.scores for part in pooled]),
-            noises=np.concatenate([part.noises for part in pooled]),
-        ),
+        if number >= scenario.training.burn_in:
+            rounds.append(means)
+            effects = expected_effects(sites, means=_mean(rounds), scenario=scenario)
+    return Released(means=_mean(rounds), rounds=_joined(pooled))
+
+
+def _mean(rounds: Sequence[Means]) -> Means:
+    """Average rounds of equal noise."""
+    return Means(
+        units=rounds[0].units,
+        gradients=np.mean([means.gradients for means in rounds], axis=0),
+        states=np.mean([means.states for means in rounds], axis=0),
+        noise=np.sqrt(np.mean([np.square(means.noise) for means in rounds], axis=0) / len(rounds)),
+    )
+
+
+def _joined(rounds: Sequence[PooledRounds]) -> PooledRounds:
+    return PooledRounds(
+        states=np.concatenate([part.states for part in rounds]),
+        scores=np.concatenate([part.scores for part in rounds]),
+        noises=np.concatenate([part.noises for part in rounds]),
     )

@@ -100,15 +100,17 @@ def run_deal(name: str, epsilon: str, number: int, patients: Patients) -> dict[s
     names = sorted(scenario.sites)
     if truth.hospitals is not None:
         names = [f"s{place}" for place in range(truth.hospitals)]
+    sites = tuple(names[place] for place in training)
     released = run_rounds(
         features=drawn.features[drawn.trains],
         outcomes=drawn.outcomes[drawn.trains],
         hospital=np.searchsorted(training, drawn.hospital[drawn.trains]),
+        sites=sites,
         scenario=scenario,
         generator=generator,
     )
     model = fit_log_odds(
-        tuple(names[place] for place in training),
+        sites,
         means=released.means,
         rounds=released.rounds,
         scenario=scenario,
@@ -126,7 +128,7 @@ def _compared(
     generator: np.random.Generator,
 ) -> dict[str, object]:
     """Compare what a model foretells with a deal's truth."""
-    predicted = drawn.features @ model.conditional
+    predicted = drawn.features @ model.state
     below: dict[str, list[float]] = {kind: [] for kind in KINDS}
     width: dict[str, list[float]] = {kind: [] for kind in KINDS}
     off: dict[str, list[float]] = {kind: [] for kind in KINDS}

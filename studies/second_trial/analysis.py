@@ -48,7 +48,7 @@ def coverage_rows(run: KeptRun) -> Iterator[dict[str, object]]:
     effect = run.hospitals.effect()
     for hospital in np.unique(new.hospitals):
         patients: Cohort = new.subset(new.hospitals == hospital)
-        log_odds = with_intercept(patients.features) @ run.hospitals.conditional
+        log_odds = with_intercept(patients.features) @ run.hospitals.state
         low, high = observed_interval(effect, log_odds)
         yield {
             "hospitals": which,

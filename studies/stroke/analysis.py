@@ -118,7 +118,7 @@ class Federation:
         )
         return Patients(
             labels=part.labels,
-            log_odds=with_intercept(inputs.astype(np.float64)) @ self.hospitals.conditional,
+            log_odds=with_intercept(inputs.astype(np.float64)) @ self.hospitals.state,
             one_model=one_model.probabilities[:, 1],
             pooled=self.pooled.predict_proba(inputs)[:, 1],
         )
@@ -253,7 +253,7 @@ def place_of(federation: Federation, seed: int, name: str, sites: Collection[Sit
             pooled=np.concatenate([part.pooled for part in parts]),
         ),
         effects=effects,
-        public_log_odds=hospitals.covariates @ hospitals.conditional,
+        public_log_odds=hospitals.covariates @ hospitals.state,
     )
 
 

@@ -114,7 +114,7 @@ class KeptRun:
 
     def hierarchical(self, cohort: Cohort) -> Floats:
         """Predict patients at the level of their hospital, or of a new one of their country."""
-        log_odds = with_intercept(cohort.features) @ self.hospitals.conditional
+        log_odds = with_intercept(cohort.features) @ self.hospitals.state
         probabilities = np.empty(len(cohort))
         for hospital in np.unique(cohort.hospitals):
             here = cohort.hospitals == hospital

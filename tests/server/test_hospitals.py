@@ -231,7 +231,8 @@ def test_predictions_are_those_of_the_hospital_that_is_named(
         return pandas.read_csv(run.folder.parent / "out.csv"), said
 
     own, said = predicted("--site", "uk-119")
-    assert "hospital uk-119: rate of class 1" in said
+    said = " ".join(said.split())
+    assert "rate of dead or dependent among these records of hospital uk-119: 0." in said
     assert "nothing guarantees that without sets" in said
     new, said = predicted()
     assert "an unknown hospital" in said
@@ -258,7 +259,7 @@ def test_at_home_own_patients_narrow_the_level_and_nothing_is_overwritten(
     status, _, said = command("predict", run.folder, patients, "--update", out)
     labels, said = np.load(patients)["labels"], " ".join(said.split())
     assert (status, "the hospital updated in" in said) == (0, True)
-    expected = float(said.partition("rate of class 1 ")[2].split()[0])
+    expected = float(said.partition("rate of dead or dependent ")[2].partition(": ")[2].split()[0])
     assert abs(expected - labels.mean()) < 0.05
     assert "exists already" in refusal("update", run.folder, patients, "--out", out)
     (tmp_path / "bad.json").write_text(json.dumps(effect | {"mean": 1e300}))
@@ -524,7 +525,7 @@ def test_a_release_is_bounded_whatever_states_a_bank_may_hold(
     (path,) = (run.folder / "sites").glob("*uk-129.toml")
     own = read_hospital_records(path, read_run(run.folder), 0.5)
     model = load_hospitals(folder, run.scenario, read_run(folder).task)
-    log_odds = with_intercept(own.inputs) @ model.conditional
+    log_odds = with_intercept(own.inputs) @ model.state
     whole = residual_sum(log_odds, own.labels, own.unit_index)
     assert np.isfinite(whole.sums).all()
     assert abs(whole.sums[0]) <= own.unit_index.max() + 1

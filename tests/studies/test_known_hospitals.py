@@ -50,6 +50,7 @@ def test_without_noise_the_rounds_are_those_of_a_run(federation, tmp_path, clip_
         features=np.column_stack([np.ones(len(features)), features]),
         outcomes=np.concatenate([part.labels for part in parts]),
         hospital=np.repeat(np.arange(3), [len(part.labels) for part in parts]),
+        sites=tuple(sorted(scenario.sites)),
         scenario=scenario,
         generator=np.random.default_rng(0),
     )

@@ -212,12 +212,12 @@ class Effects(NamedTuple):
 
 @dataclass(frozen=True)
 class ScoreCurve:
-    """The intercept's coordinate of a record's clipped score, by the effect of its hospital.
+    """The intercept's coordinate of a record's clipped score, taken at its hospital's effect.
 
     Attributes:
         effects: u, rising, shape (G,).
-        mean: M(u), falling, shape (G,).
-        slope: H(u), minus its derivative, shape (G,).
+        mean: M(u), shape (G,).
+        slope: H(u), minus the mean's derivative in the effect alone, shape (G,).
         variance: Q(u), of a record's score, shape (G,).
     """
 
@@ -227,36 +227,35 @@ class ScoreCurve:
     variance: Floats
 
 
-def site_effects(means: Means, curve: ScoreCurve, near: Floats) -> Effects:
-    """Estimate sites' effects by one step of Newton's method from effects near by.
+def site_effects(means: Means, curve: ScoreCurve) -> Effects:
+    """Estimate sites' effects by one step of Newton's method from where their scores were taken.
 
-        u_k = th_k + (mean of w_t)_0 - (averaged state)_0 - (G_k / n_k - M(th_k)) / H(th_k)
+        th_k = (mean of site k's w_t)_0 - (averaged state)_0
+        u_k = th_k - (G_k / n_k - M(th_k)) / H(th_k)
         V_k = (Q(th_k) / n_k + s_k^2 / n_k^2) / H(th_k)^2
 
-    The curve is linearised where a site is thought to be, and not at its own noisy sum: inverting
-    each site's sum would put noisy sites too far apart. Exact for a Gaussian head without clipping,
-    of loss h (w - y)^2 / 2, with M = -h u, H = h and Q = h: the states w_t cancel, so that no
-    record is used twice.
+    Scores were taken where all hospitals said that a site is, and not at its own noisy sum:
+    inverting each site's sum would put noisy sites too far apart. Exact for a Gaussian head without
+    clipping, of loss h (w - y)^2 / 2, with M = 0, H = h and Q = h: the states w_t cancel, so that
+    no record is used twice.
 
     Args:
         means: Of K sites.
-        curve: Of the score at the averaged state.
-        near: th_k, shape (K,).
+        curve: Of the score around the averaged state.
 
     Returns:
         u_k and V_k.
     """
     units = means.units
-    inside = np.clip(near, curve.effects[0], curve.effects[-1])
-    mean = np.interp(inside, curve.effects, curve.mean)
-    slope = np.interp(inside, curve.effects, curve.slope)
-    variance = np.interp(inside, curve.effects, curve.variance)
+    taken_at = means.states[:, 0] - means.states[:, 0].mean()
+    mean = np.interp(taken_at, curve.effects, curve.mean)
+    slope = np.interp(taken_at, curve.effects, curve.slope)
+    variance = np.interp(taken_at, curve.effects, curve.variance)
     # Where a chain has run away the score is flat, and nothing is said of any effect.
     slope = np.maximum(slope, SMALLEST_SLOPE)
     score_off = means.gradients[:, 0] / units - mean
-    state_off = means.states[:, 0] - means.states[:, 0].mean()
     noise = np.square(means.noise / units) + _SMALLEST_NOISE
     return Effects(
-        estimates=inside + state_off - score_off / slope,
+        estimates=taken_at - score_off / slope,
         variances=np.minimum((variance / units + noise) / np.square(slope), UNKNOWN),
     )

@@ -16,8 +16,9 @@ from fl_dpbayes.posterior.hierarchical.effects import PooledRounds, ScoreCurve
 # The stretch is log-normal around 1 before anything is read, and lies within these bounds.
 _STRETCH_SD = 0.5
 _STRETCHES = np.geomspace(0.6, 3.2, 53)
-# Log odds between which a hospital's effect is looked for.
-_EFFECTS = np.linspace(-4.0, 4.0, 161)
+# Effects, in log odds, at which the score is computed; between them it is interpolated.
+LARGEST_EFFECT = 4.0
+_EFFECTS = np.linspace(-LARGEST_EFFECT, LARGEST_EFFECT, 33)
 _SMALLEST_LENGTH = 1e-300
 
 
@@ -146,37 +147,44 @@ def stretch_distribution(
     return Distribution(_STRETCHES, prior / prior.sum()).given(np.array(log_likelihoods))
 
 
-def score_curve(
-    covariates: Floats, conditional: Floats, states: Floats, clip_norm: float
-) -> ScoreCurve:
-    """Return the intercept's coordinate of the clipped score by a hospital's effect.
+def score_curve(covariates: Floats, state: Floats, states: Floats, clip_norm: float) -> ScoreCurve:
+    """Return the intercept's coordinate of the clipped score, taken at a hospital's effect u.
 
         P_u = sigmoid(x'w + u)
         M(u) = E[(1 - P_u) A0 - P_u A1]
         H(u) = E[P_u (1 - P_u) (A0 + A1)]
         Q(u) = E[(1 - P_u) A0^2 + P_u A1^2] - M(u)^2
 
-    with A0 and A1 averaged over the states at which scores were taken.
+    with A0 and A1 averaged over the states at which scores were taken, their intercepts moved by u.
 
     Args:
         covariates: x, shape (N, 1 + D).
-        conditional: w, the log odds within a hospital of effect 0, shape (1 + D,).
+        state: The averaged state w, shape (1 + D,).
         states: Those after burn-in, shape (T, 1 + D).
         clip_norm: C > 0 of the log odds' score, infinite where nothing is clipped.
 
     Returns:
         The curve.
     """
-    parts = clipped_parts(covariates, states, clip_norm)
-    without_event = parts.without_event.mean(axis=1)
-    with_event = parts.with_event.mean(axis=1)
-    probability = expit((covariates @ conditional)[:, None] + _EFFECTS)
-    count = len(covariates)
-    mean = (without_event @ (1 - probability) - with_event @ probability) / count
-    slope = (without_event + with_event) @ (probability * (1 - probability)) / count
-    squares = np.square(without_event) @ (1 - probability) + np.square(with_event) @ probability
+    mean = []
+    slope = []
+    variance = []
+    for effect in _EFFECTS:
+        moved = np.append(effect, np.zeros(len(state) - 1))
+        parts = clipped_parts(covariates, states + moved, clip_norm)
+        without_event = parts.without_event.mean(axis=1)
+        with_event = parts.with_event.mean(axis=1)
+        probability = expit(covariates @ (state + moved))
+        score = (1 - probability) * without_event - probability * with_event
+        square = (1 - probability) * np.square(without_event) + probability * np.square(with_event)
+        mean.append(score.mean())
+        slope.append((probability * (1 - probability) * (without_event + with_event)).mean())
+        variance.append(square.mean() - np.square(score.mean()))
     return ScoreCurve(
-        effects=_EFFECTS, mean=mean, slope=slope, variance=squares / count - np.square(mean)
+        effects=_EFFECTS,
+        mean=np.array(mean),
+        slope=np.array(slope),
+        variance=np.array(variance),
     )
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +20,12 @@ from fl_dpbayes.posterior.hierarchical.effects import (
     site_means,
 )
 from fl_dpbayes.posterior.hierarchical.levels import HospitalPosterior
-from fl_dpbayes.posterior.hierarchical.made_up import score_curve, stretch_distribution, stretched
+from fl_dpbayes.posterior.hierarchical.made_up import (
+    LARGEST_EFFECT,
+    score_curve,
+    stretch_distribution,
+    stretched,
+)
 from fl_dpbayes.posterior.samples import PosteriorSamples
 
 # How many values of a hospital's effect, of equal weight, predictions average over.
@@ -29,13 +33,9 @@ NODES = 32
 COVARIATES = 2000
 SHARES = (np.arange(NODES) + 0.5) / NODES
 MEDIAN = np.array(0.5)
-# E sigmoid(x + tau z) is close to sigmoid(x / sqrt(1 + .346 tau^2)).
-ATTENUATION = 0.346
 # In widest standard deviations from the median: what lies farther is of a hostile or broken site.
 FARTHEST = 3.0
 LEVEL = 0.9
-# How often effects are estimated anew near the levels of the time before.
-STEPS = 3
 # The stretch of made-up patients is uncertain: estimates are made at each of these shares of it.
 STRETCH_SHARES = (np.arange(5) + 0.5) / 5
 
@@ -107,7 +107,7 @@ class HospitalModel:
         sites: Training hospitals, in the posterior's order.
         groups: In the posterior's order, none for one level.
         posterior: Of the effects.
-        state: Averaged log odds, intercept first, shape (1 + D,).
+        state: Averaged log odds at a hospital of effect 0, intercept first, shape (1 + D,).
         covariates: Public ones, with a first column of 1, shape (N, 1 + D).
     """
 
@@ -138,11 +138,6 @@ class HospitalModel:
         """Return the effect of a training hospital as all others foretell it."""
         return self.posterior.without(self.sites.index(site))
 
-    @cached_property
-    def conditional(self) -> Floats:
-        """The log odds within a hospital of effect 0, shape (1 + D,)."""
-        return conditional_state(self.state, self.posterior)
-
     def samples(
         self, effect: Distribution, shapes: Mapping[str, tuple[int, ...]]
     ) -> PosteriorSamples:
@@ -155,8 +150,8 @@ class HospitalModel:
         Returns:
             NODES samples of equal weight, without a temperature.
         """
-        slopes = np.tile(self.conditional[1:] / 2, (NODES, 1))
-        intercepts = (self.conditional[0] + effect.quantiles(SHARES)) / 2
+        slopes = np.tile(self.state[1:] / 2, (NODES, 1))
+        intercepts = (self.state[0] + effect.quantiles(SHARES)) / 2
         draws = np.column_stack([-slopes, slopes, -intercepts, intercepts])
         return PosteriorSamples(
             arrays=unflatten(draws, shapes), weights=np.ones(NODES), temperatures=np.zeros(NODES)
@@ -172,7 +167,7 @@ class HospitalModel:
         Returns:
             The rate and its interval.
         """
-        log_odds = (self.covariates if covariates is None else covariates) @ self.conditional
+        log_odds = (self.covariates if covariates is None else covariates) @ self.state
 
         def rate_at(theta: float) -> float:
             return float(expit(log_odds + theta).mean())
@@ -208,26 +203,6 @@ def with_intercept(inputs: npt.NDArray) -> Floats:
     return np.column_stack([np.ones(len(inputs)), inputs.reshape(len(inputs), -1)])
 
 
-def conditional_state(state: Floats, posterior: HospitalPosterior | None) -> Floats:
-    """Turn slopes fitted across hospitals, which are marginal, into those within one.
-
-    They are larger by sqrt(1 + .346 tau^2), about centred features' mean. tau^2 is of both levels,
-    of the medians, where data tell them.
-
-    Args:
-        state: Intercept and slopes, shape (1 + D,).
-        posterior: Of the levels; None before anything is known of them.
-
-    Returns:
-        Intercept and slopes, shape (1 + D,).
-    """
-    if posterior is None:
-        return state
-    medians = np.array([spread.quantiles(MEDIAN) for spread in posterior.spreads])
-    factor = np.sqrt(1 + ATTENUATION * np.square(medians) @ posterior.identified)
-    return np.append(state[:1], factor * state[1:])
-
-
 @dataclass(frozen=True)
 class _Federation:
     """What the hospitals of a run released, in log odds.
@@ -236,41 +211,38 @@ class _Federation:
         means: Of the rounds after burn-in.
         state: The averaged state, shape (1 + D,).
         states: The states after burn-in at which scores were taken, shape (T, 1 + D).
+        covariates: Made-up patients', not stretched, shape (N, 1 + D).
         clip_norm: Of a record's score of the log odds, infinite where nothing is clipped.
-        groups: Each hospital's, 0 .. J - 1, shape (K,); None for one level.
+        group_of_site: Each hospital's, none for one level.
         largest_sd: No spread is larger.
     """
 
     means: Means
     state: Floats
     states: Floats
+    covariates: Floats
     clip_norm: float
-    groups: npt.NDArray[np.int64] | None
+    group_of_site: tuple[str, ...]
     largest_sd: float
 
-    def effects(self, patients: Floats) -> Effects:
-        """Estimate the hospitals' effects, given made-up patients, shape (N, 1 + D).
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """The groups' names in order."""
+        return tuple(sorted(set(self.group_of_site)))
 
-        A score is linearised near the hospital's effect, and its curve hangs on how far hospitals
-        differ; both are taken from the levels of the step before.
-        """
-        near = np.zeros(len(self.means.units))
-        posterior = None
-        for _ in range(STEPS):
-            curve = score_curve(
-                covariates=patients,
-                conditional=conditional_state(self.state, posterior),
-                states=self.states,
-                clip_norm=self.clip_norm,
-            )
-            effects = self._without_far(site_effects(self.means, curve, near))
-            posterior = self.levels([effects])
-            near = posterior.mean_effects
-        return effects
+    def effects(self, patients: Floats) -> Effects:
+        """Estimate the hospitals' effects, given made-up patients, shape (N, 1 + D)."""
+        curve = score_curve(
+            covariates=patients, state=self.state, states=self.states, clip_norm=self.clip_norm
+        )
+        return self._without_far(site_effects(self.means, curve))
 
     def levels(self, fits: Sequence[Effects]) -> HospitalPosterior:
         """Return the posterior of the effects given one set of estimates or more."""
-        return HospitalPosterior(fits, groups=self.groups, largest_sd=self.largest_sd)
+        groups = None
+        if self.group_of_site:
+            groups = np.array([self.groups.index(group) for group in self.group_of_site])
+        return HospitalPosterior(fits, groups=groups, largest_sd=self.largest_sd)
 
     def _without_far(self, effects: Effects) -> Effects:
         """Say nothing of a hospital that is hostile or broken, as far as it is off."""
@@ -316,38 +288,68 @@ def fit_log_odds(
     Returns:
         What predicts for hospitals.
     """
-    section = scenario.hierarchical
-    assert section is not None
-    state = means.states.mean(axis=0)
-    group_of_site = [scenario.sites[site].group or "" for site in sites]
-    groups = tuple(sorted(set(group_of_site))) if section.group else ()
-    numbers = np.array([groups.index(group) for group in group_of_site]) if groups else None
     round_of_chain = np.arange(len(rounds.states)) % scenario.training.rounds
-    federation = _Federation(
-        means=means,
-        state=state,
-        states=rounds.states[round_of_chain >= scenario.training.burn_in],
-        # The two rows of a record's softmax gradient are opposite.
-        clip_norm=(scenario.privacy.clip_norm or np.inf) / np.sqrt(2),
-        groups=numbers,
-        largest_sd=section.largest_sd,
-    )
-    # Made up of the declared geometry: features that are centred and of one scale.
-    made_up = np.random.default_rng(0).standard_normal((COVARIATES, len(state) - 1))
-    features = scenario.model.features
-    spread = features.spread if isinstance(features, StandardFeatures) else 1.0
-    covariates = with_intercept(made_up * spread)
+    states = rounds.states[round_of_chain >= scenario.training.burn_in]
+    federation = _federation(sites, means=means, states=states, scenario=scenario)
     stretch = stretch_distribution(
-        covariates=covariates, state=state, rounds=rounds, clip_norm=federation.clip_norm
+        covariates=federation.covariates,
+        state=federation.state,
+        rounds=rounds,
+        clip_norm=federation.clip_norm,
     )
     fits = [
-        federation.effects(stretched(covariates, state, value))
+        federation.effects(stretched(federation.covariates, federation.state, value))
         for value in stretch.quantiles(STRETCH_SHARES)
     ]
     return HospitalModel(
         sites=sites,
-        groups=groups,
+        groups=federation.groups,
         posterior=federation.levels(fits),
+        state=federation.state,
+        covariates=stretched(federation.covariates, federation.state, stretch.mean),
+    )
+
+
+def expected_effects(sites: tuple[str, ...], means: Means, scenario: Scenario) -> Floats:
+    """Return where hospitals are thought to be while they train.
+
+    By made-up patients that are not stretched, so about a tenth too near together: estimates hold
+    wherever scores were taken. A site that is hostile or broken cannot push itself or others beyond
+    what the score's curve covers.
+
+    Args:
+        sites: The hospitals.
+        means: Of their clipped scores after burn-in so far, in the same order.
+        scenario: With a section on hierarchical models.
+
+    Returns:
+        Their effects around their mean, shape (K,).
+    """
+    state = means.states.mean(axis=0)
+    federation = _federation(sites, means=means, states=state[None], scenario=scenario)
+    effects = federation.levels([federation.effects(federation.covariates)]).mean_effects
+    centred = np.nan_to_num(effects - effects.mean(), nan=0.0)
+    return np.clip(centred, -LARGEST_EFFECT, LARGEST_EFFECT)
+
+
+def _federation(
+    sites: tuple[str, ...], means: Means, states: Floats, scenario: Scenario
+) -> _Federation:
+    section = scenario.hierarchical
+    assert section is not None
+    group_of_site = tuple(scenario.sites[site].group or "" for site in sites)
+    state = means.states.mean(axis=0)
+    # Made up of the declared geometry: features that are centred and of one scale.
+    made_up = np.random.default_rng(0).standard_normal((COVARIATES, len(state) - 1))
+    features = scenario.model.features
+    spread = features.spread if isinstance(features, StandardFeatures) else 1.0
+    return _Federation(
+        means=means,
         state=state,
-        covariates=stretched(covariates, state, stretch.mean),
+        states=states,
+        covariates=with_intercept(made_up * spread),
+        # The two rows of a record's softmax gradient are opposite.
+        clip_norm=(scenario.privacy.clip_norm or np.inf) / np.sqrt(2),
+        group_of_site=group_of_site if section.group else (),
+        largest_sd=section.largest_sd,
     )

@@ -36,36 +36,21 @@ def test_gaussian_effects_do_not_depend_on_the_states_and_have_the_stated_varian
     averages = effects + generator.normal(size=hospitals) / np.sqrt(units * precision)
     drawn = noise * generator.normal(size=hospitals)
 
-    def found(states: np.ndarray):
+    def estimate(states: np.ndarray):
         gradients = units * precision * (states - averages) + drawn
         means = Means(units, gradients[:, None], states[:, None], noise)
         even = np.full(len(CURVE), precision)
-        score = ScoreCurve(effects=CURVE, mean=-precision * CURVE, slope=even, variance=even)
-        estimates, variances = site_effects(means, score, near=generator.normal(size=hospitals))
+        score = ScoreCurve(effects=CURVE, mean=np.zeros(len(CURVE)), slope=even, variance=even)
+        estimates, variances = site_effects(means, score)
         return estimates + states.mean(), variances
 
-    estimates, variances = found(np.zeros(hospitals))
-    assert np.allclose(found(5 * generator.normal(size=hospitals))[0], estimates)
+    estimates, variances = estimate(np.zeros(hospitals))
+    assert np.allclose(estimate(5 * generator.normal(size=hospitals))[0], estimates)
     assert np.allclose(variances, 1 / (units * precision) + np.square(noise / (units * precision)))
     scaled = (estimates - effects) / np.sqrt(variances)
     # Mean 0 and mean square 1, to four standard errors.
     assert abs(scaled.mean()) < 4 / np.sqrt(hospitals)
     assert abs(np.square(scaled).mean() - 1) < 4 * np.sqrt(2 / hospitals)
-
-
-def clipped_sums(
-    generator: np.random.Generator, effects: np.ndarray, clip: float, state: np.ndarray, units: int
-):
-    """Sum clipped scores of each hospital's own patients, at a state that is not its own."""
-    found = []
-    for effect in effects:
-        x = np.column_stack([np.ones(units), generator.normal(size=(units, len(state) - 1))])
-        y = generator.random(units) < expit(x @ state + effect)
-        score = (expit(x @ state) - y)[:, None] * x
-        found.append(
-            (score * np.minimum(1, clip / np.linalg.norm(score, axis=1))[:, None]).sum(axis=0)
-        )
-    return np.array(found)
 
 
 @pytest.mark.slow
@@ -76,23 +61,34 @@ def test_logistic_effects_are_unbiased_under_clipping_and_noise_and_have_the_sta
     state = np.array([0.8, 0.6, -0.4, 0.3])
     clip = 0.8
     units = 200
-    sigma = 5.0
+    noise = 5.0
     effects = 0.3 * generator.normal(size=800)
-    sums = clipped_sums(generator, effects, clip, state, units) + sigma * generator.normal(
-        size=(800, 4)
-    )
     covariates = np.column_stack([np.ones(5000), generator.normal(size=(5000, 3))])
-    means = Means(np.full(800, float(units)), sums, np.tile(state, (800, 1)), np.full(800, sigma))
-    curve = score_curve(covariates, conditional=state, states=state[None], clip_norm=clip)
-    effects_there = site_effects(means, curve, near=np.zeros(800))
-    posterior = HospitalPosterior([effects_there], groups=None, largest_sd=3.0)
-    estimates, variances = site_effects(means, curve, near=posterior.mean_effects)
-    scaled = (estimates - effects) / np.sqrt(variances)
-    assert abs(np.mean(estimates - effects)) < 4 * np.sqrt(variances.mean() / 800) + 0.01
+    curve = score_curve(covariates, state=state, states=state[None], clip_norm=clip)
+
+    def release(taken_at: np.ndarray) -> Means:
+        """Sum clipped scores of each hospital's own patients, at the intercept where it is."""
+        sums = []
+        for effect, moved in zip(effects, taken_at, strict=True):
+            x = np.column_stack([np.ones(units), generator.normal(size=(units, 3))])
+            y = generator.random(units) < expit(x @ state + effect)
+            score = (expit(x @ state + moved) - y)[:, None] * x
+            shares = np.minimum(1, clip / np.linalg.norm(score, axis=1))
+            sums.append(score.T @ shares)
+        states = np.tile(state, (800, 1))
+        states[:, 0] += taken_at
+        gradients = np.array(sums) + noise * generator.normal(size=(800, 4))
+        return Means(np.full(800, float(units)), gradients, states, np.full(800, noise))
+
+    first = site_effects(release(np.zeros(800)), curve)
+    posterior = HospitalPosterior([first], groups=None, largest_sd=3.0)
+    taken_at = posterior.mean_effects - posterior.mean_effects.mean()
+    second = site_effects(release(taken_at), curve)
+    scaled = (second.estimates - effects) / np.sqrt(second.variances)
+    mean_error = np.mean(second.estimates - effects)
+    assert abs(mean_error) < 4 * np.sqrt(second.variances.mean() / 800) + 0.01
     assert abs(np.square(scaled).mean() - 1) < 4 * np.sqrt(2 / 800) + 0.05
-    posterior = HospitalPosterior(
-        [site_effects(means, curve, near=posterior.mean_effects)], groups=None, largest_sd=3.0
-    )
+    posterior = HospitalPosterior([second], groups=None, largest_sd=3.0)
     assert covered(posterior.spreads[0].interval(LEVEL), float(effects.std()))
     hits = [covered(posterior.of_hospital(k).interval(LEVEL), effects[k]) for k in range(200)]
     assert within(hits, LEVEL)
@@ -101,22 +97,27 @@ def test_logistic_effects_are_unbiased_under_clipping_and_noise_and_have_the_sta
 def test_a_score_s_curve_is_the_mean_and_variance_of_clipped_scores_of_drawn_records() -> None:
     generator = np.random.default_rng(5)
     state = np.array([0.4, 0.9, -0.5])
+    before = np.array([0.1, 0.7, -0.3])
     clip = 0.7
     covariates = np.column_stack([np.ones(200_000), generator.normal(size=(200_000, 2))])
-    curve = score_curve(
-        covariates[:4000], conditional=1.1 * state, states=state[None], clip_norm=clip
-    )
-    for effect in (-1.0, 0.5):
-        y = generator.random(len(covariates)) < expit(1.1 * covariates @ state + effect)
-        score = (expit(covariates @ state) - y)[:, None] * covariates
-        clipped = score[:, 0] * np.minimum(1, clip / np.linalg.norm(score, axis=1))
+    curve = score_curve(covariates[:4000], state=state, states=before[None], clip_norm=clip)
+
+    def clipped_scores(taken_at: float, effect: float) -> np.ndarray:
+        y = np.random.default_rng(6).random(len(covariates)) < expit(covariates @ state + effect)
+        score = (expit(covariates @ before + taken_at) - y)[:, None] * covariates
+        return score[:, 0] * np.minimum(1, clip / np.linalg.norm(score, axis=1))
+
+    for effect in (-1.0, 0.6):
+        scores = clipped_scores(effect, effect)
         # 4,000 records stand for the population: four of their standard errors.
-        bound = 4 * clipped.std() / np.sqrt(4000)
-        assert abs(np.interp(effect, curve.effects, curve.mean) - clipped.mean()) < bound
+        bound = 4 * scores.std() / np.sqrt(4000)
+        assert abs(np.interp(effect, curve.effects, curve.mean) - scores.mean()) < bound
         variance = np.interp(effect, curve.effects, curve.variance)
-        assert variance == pytest.approx(clipped.var(), rel=0.1)
-    slope = -np.gradient(curve.mean, curve.effects)[1:-1]
-    assert np.allclose(slope, curve.slope[1:-1], rtol=0.01)
+        assert variance == pytest.approx(scores.var(), rel=0.1)
+        # The same patients' outcomes, at a level a little higher.
+        lower = clipped_scores(effect, effect + 0.1).mean() - clipped_scores(effect, effect).mean()
+        slope = np.interp(effect, curve.effects, curve.slope)
+        assert slope == pytest.approx(-lower / 0.1, rel=0.05)
 
 
 def test_stretching_moves_the_log_odds_alone_and_keeps_the_total_variance() -> None:
