@@ -39,6 +39,7 @@ from fl_dpbayes.privacy.ledger.file import LedgerError
 from fl_dpbayes.privacy.ledger.ledger import Ledger
 from fl_dpbayes.report.page_tables import hospitals_table
 from fl_dpbayes.report.run_files import read_summary
+from server.strategies.moves import SketchedMoves
 from tests.asking import refused
 from tests.federations import Federation
 from tests.resumed import assert_same_run
@@ -138,6 +139,52 @@ def test_every_round_s_pooled_score_is_the_mean_of_what_the_chains_noised(
         scale = np.abs(pooled.scores).max()
         np.testing.assert_allclose(rounds["scores"][number], pooled.scores[0], atol=1e-3 * scale)
         np.testing.assert_allclose(rounds["noises"][number], pooled.noises[0], rtol=1e-9)
+
+
+def test_after_burn_in_a_hospital_is_asked_at_its_own_intercept_and_moves_count_from_there(
+    run: Federation, federation, tmp_path: Path
+) -> None:
+    starts = {}
+    for site in ("norway-258", "uk-119", "uk-32"):
+        requests = run.requests("train", site)
+        starts[site] = [
+            {name: array.numpy() for name, array in request.content["arrays"].items()}
+            for request in requests
+        ]
+    # Two rounds of burn-in and the first after it, of which the levels are made.
+    for number in range(3):
+        assert all(
+            np.array_equal(starts["uk-32"][number][name], starts["uk-119"][number][name])
+            for name in starts["uk-32"][number]
+        )
+    model = load_hospitals(run.folder, run.scenario, run.scenario.data.source.task)
+    for number in range(3, 6):
+        biases = []
+        for site in model.sites:
+            *slopes, bias = starts[site][number].values()
+            (norwegian_slopes, _) = starts["norway-258"][number].values()
+            assert np.array_equal(slopes[0], norwegian_slopes)
+            biases.append(bias[1] - bias[0])
+        assert len(set(biases)) == 3
+    # Levels of the last round go as those of the fit, on one more round.
+    assert np.argsort(biases).tolist() == np.argsort(model.posterior.mean_effects).tolist()
+
+    # A hospital that is far from all others in its level alone has not moved far.
+    moved = []
+    original = SketchedMoves.add
+
+    def add(self, site, start, last):
+        moved.append((site, start))
+        original(self, site=site, start=start, last=last)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SketchedMoves, "add", add)
+        again = Federation(tmp_path / "again", scenario()).run()
+    last_starts = dict(moved[-3:])
+    for request in again.requests("train")[-3:]:
+        sent = list(request.content["arrays"].values())
+        start = list(last_starts[again.site_of(request)].values())
+        assert all(np.array_equal(a.numpy(), b) for a, b in zip(sent, start, strict=True))
 
 
 def test_a_run_that_was_cut_off_keeps_its_sums(run: Federation, federation, tmp_path: Path) -> None:
