@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from scipy.optimize import brentq
 from scipy.special import stdtrit
 
 from fl_dpbayes.calibration.bins import CONFIDENCE, COUNT, FINE_BINS, REPORT_BINS, Floats, coarsen
@@ -73,6 +74,37 @@ def wilson_interval(successes: float, count: float, noise_variance: float = 0.0)
     # At 0 or all of n an end is the share itself, but for rounding.
     share = min(1.0, max(0.0, successes / count))
     return Interval(low=min(share, max(0.0, low)), high=max(share, min(1.0, high)))
+
+
+def area_interval(area: float, positives: float, negatives: float) -> Interval:
+    """Return the interval of an area under a ROC curve, also where no pair is in the wrong order.
+
+    The areas a with |area - a| <= z V(a)^.5, N = (m + n) / 2 - 1 and
+
+        V(a) = a (1 - a) [1 + N (1 - a) / (2 - a) + N a / (1 + a)] / (m n)
+
+    Args:
+        area: In [0, 1], of equal scores half.
+        positives: m >= 1.
+        negatives: n >= 1.
+
+    Returns:
+        The interval within [0, 1].
+
+    Source: Newcombe, Statistics in Medicine 25 (2006), 559-573, method 5; the variance is Hanley
+    and McNeil's.
+    """
+    records = (positives + negatives) / 2 - 1
+
+    def excess(other: float) -> float:
+        """Return the squared distance less z^2 times the variance, which rises outwards."""
+        spread = 1 + records * ((1 - other) / (2 - other) + other / (1 + other))
+        variance = other * (1 - other) * spread / (positives * negatives)
+        return (area - other) ** 2 - NORMAL_QUANTILE**2 * variance
+
+    low = brentq(excess, 0.0, area) if area > 0 else 0.0
+    high = brentq(excess, area, 1.0) if area < 1 else 1.0
+    return Interval(low=float(low), high=float(high))
 
 
 class CalibratedEce(NamedTuple):

@@ -192,6 +192,18 @@ def brier(table: NoisedCounts) -> Measured | None:
     return _within(mean_of(table, losses, QUANTILE), Interval(0.0, 2.0))
 
 
+def event_rate(table: NoisedCounts) -> Measured | None:
+    """Return the share of records with the event."""
+    with_event = np.zeros_like(ALL_RECORDS)
+    with_event[:, 1] = 1
+    return _within(mean_of(table, with_event), Interval(0.0, 1.0))
+
+
+def mean_risk(table: NoisedCounts) -> Measured | None:
+    """Return the mean risk, that of each bin its middle."""
+    return _within(mean_of(table, ALL_RECORDS * MIDDLES[:, None]), Interval(0.0, 1.0))
+
+
 def auroc(table: NoisedCounts) -> Measured | None:
     """Return the area under the ROC curve, records of one bin as ties.
 
@@ -438,6 +450,8 @@ TWO_CLASS_MEASURES: dict[str, Measure] = {
     "nll": log_loss,
     "brier": brier,
     "auroc": auroc,
+    "event_rate": event_rate,
+    "mean_risk": mean_risk,
     "calibration_intercept": calibration_intercept,
     "calibration_slope": calibration_slope,
 }

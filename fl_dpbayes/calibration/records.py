@@ -139,6 +139,14 @@ class CalibrationValues(SummaryPart):
     aurc: Annotated[Number, Metric(ranking.aurc, bounded=True)] = None
     aurc_excess: Annotated[Number, Metric(ranking.aurc_excess)] = None
     aurc_bounds: Ends = None
+    event_rate: Annotated[
+        Number,
+        Metric(two_classes.event_rate, "Share with the event", better="", unit="share", widest=0.5),
+    ] = None
+    mean_risk: Annotated[
+        Number,
+        Metric(two_classes.mean_risk, "Mean risk", better="", unit="share", rank=3, widest=0.5),
+    ] = None
     calibration_intercept: Annotated[
         Number, Metric(two_classes.calibration_intercept, better="", widest=2 * math.log(2))
     ] = None

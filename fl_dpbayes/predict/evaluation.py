@@ -152,6 +152,8 @@ def evaluate_prediction(prediction: Prediction, labels: npt.NDArray[np.int64]) -
     area = exact_auroc(prediction.probabilities, labels)
     if area:
         row |= {"auroc": area.value, "auroc_bounds": [area.value, area.value]}
+        if area.interval:
+            row["intervals"]["auroc"] = list(area.interval)
     if not tells_parts:
         row |= {"epistemic": None, "aleatoric": None}
     return Evaluation(prediction=prediction, statistics=statistics, row=row)

@@ -149,11 +149,11 @@ def _draw_roc(run: Summary, rows: Sequence[ReliabilityRecord]) -> DrawnFigure | 
     title = f"{ROLES[first.role].capitalize()}, ROC"
     measured = [run.measured(diagram.site, diagram.predictor) for diagram in rows]
     areas = [
-        f"{decimal(row.auroc)} {interval(row.auroc_bounds, decimal)}"
+        f"{decimal(row.auroc)} {interval(row.intervals.get('auroc'), decimal)}".strip()
         for row in measured
         if row is not None
     ]
-    subtitle = f"AUROC [bounds]: {'; '.join(areas)}"
+    subtitle = f"AUROC [95% interval]: {'; '.join(areas)}"
     return drawn_figure(
         name=figure_name("roc", first.role),
         description=f"{title}. {subtitle}.",

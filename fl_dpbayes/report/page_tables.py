@@ -162,13 +162,6 @@ def metric_cell(row: CalibrationRecord, key: str, write: Write) -> Cell:
     return write(row.metric(key)), ends
 
 
-def auroc_cell(row: CalibrationRecord) -> Cell:
-    """Write the AUROC with its bounds, or of noised sums with its 95 % interval."""
-    if row.noised:
-        return metric_cell(row, "auroc", decimal)
-    return decimal(row.auroc), interval(row.auroc_bounds, decimal)
-
-
 def metric_title(metric: Metric) -> str:
     """Write a metric's name and its unit, but for shares, which stand in percentage points."""
     unit = ", nats" if metric.unit == "nats" else ""
@@ -184,7 +177,7 @@ RMS: _CalibrationColumn = Column("RMS debiased", error_cell)
 ECE: _CalibrationColumn = Column(
     "ECE (if calibrated)", lambda row: (points(row.ece), f"({points(row.ece_if_calibrated)})")
 )
-AUROC: _CalibrationColumn = Column("AUROC [bounds]", auroc_cell)
+AUROC: _CalibrationColumn = Column("AUROC", lambda row: metric_cell(row, "auroc", decimal))
 # Columns that show more than a metric with its interval.
 _MEASURE_COLUMNS = {"rms_debiased": RMS, "ece": ECE, "auroc": AUROC}
 # Where a table has no room for a metric's name.

@@ -5,7 +5,7 @@ least and largest.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,7 @@ from scipy.special import digamma
 
 from fl_dpbayes.calibration.bins import COUNT, OUTCOME, Floats, coarsen
 from fl_dpbayes.calibration.check_predictions import check_labels, check_probabilities
-from fl_dpbayes.calibration.intervals import Interval, Measured
+from fl_dpbayes.calibration.intervals import Interval, Measured, area_interval
 from fl_dpbayes.calibration.statistics import CalibrationStatistics, rest_of
 
 ROC_BINS = 192
@@ -49,7 +49,7 @@ def exact_auroc(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> Measured
     area = _average(areas)
     if area is None:
         return None
-    return Measured(area.value, bounds=Interval(area.value, area.value))
+    return area._replace(bounds=Interval(area.value, area.value))
 
 
 def roc_points(statistics: CalibrationStatistics) -> tuple[tuple[float, float], ...]:
@@ -76,33 +76,55 @@ def roc_points(statistics: CalibrationStatistics) -> tuple[tuple[float, float], 
     return ((0.0, 0.0), *points)
 
 
-class _Area(NamedTuple):
-    """Area under a ROC curve, and half the share of tied pairs."""
+@dataclass(frozen=True)
+class _Area:
+    """Area under a ROC curve.
+
+    Attributes:
+        area: The area, of ties half.
+        half_ties: Half the share of tied pairs.
+        interval: Its 95 % interval.
+    """
 
     area: float
     half_ties: float
+    interval: Interval
 
 
 def _average(areas: Sequence[_Area | None]) -> Measured | None:
-    """Average the areas of classes that have one; of two classes that of y = 1 stands for both."""
+    """Average the areas of classes that have one; of two classes that of y = 1 stands for both.
+
+    An average over classes has no interval: one record stands in the area of each.
+    """
     relevant = areas[1:] if len(areas) == 2 else areas
     defined = [area for area in relevant if area is not None]
     if not defined:
         return None
-    value, half_ties = np.mean(defined, axis=0)
-    bounds = Interval(float(value - half_ties), float(value + half_ties))
-    return Measured(float(value), bounds=bounds)
+    value = float(np.mean([area.area for area in defined]))
+    half_ties = float(np.mean([area.half_ties for area in defined]))
+    return Measured(
+        value,
+        interval=defined[0].interval if len(areas) == 2 else None,
+        bounds=Interval(value - half_ties, value + half_ties),
+    )
 
 
 def _area(positive: Floats, count: Floats) -> _Area | None:
     """Return the area from positives and records by rising score."""
     negative = count - positive
-    pairs = positive.sum() * negative.sum()
+    positives = positive.sum()
+    negatives = negative.sum()
+    pairs = positives * negatives
     if pairs == 0:
         return None
     below = np.cumsum(negative) - negative
     half_ties = positive @ negative / 2
-    return _Area(area=(positive @ below + half_ties) / pairs, half_ties=half_ties / pairs)
+    area = (positive @ below + half_ties) / pairs
+    return _Area(
+        area=area,
+        half_ties=half_ties / pairs,
+        interval=area_interval(area, positives=positives, negatives=negatives),
+    )
 
 
 def _exact_area(p: Floats, rest: Floats, positive: Floats) -> _Area | None:

@@ -14,7 +14,7 @@ from scipy.special import expit, logit
 
 from fl_dpbayes.calibration.bins import CONFIDENCE, COUNT, FINE_BINS, OUTCOME, Floats, coarsen
 from fl_dpbayes.calibration.curves import NetBenefitRecord
-from fl_dpbayes.calibration.intervals import NORMAL_QUANTILE, Interval, Measured
+from fl_dpbayes.calibration.intervals import NORMAL_QUANTILE, Interval, Measured, wilson_interval
 from fl_dpbayes.calibration.statistics import PROBABILITY_FLOOR, CalibrationStatistics
 
 NEWTON_STEPS = 20
@@ -36,6 +36,21 @@ class _GroupedRecords:
     n: Floats
     y: Floats
     score: Floats
+
+
+def event_rate(statistics: CalibrationStatistics) -> Measured | None:
+    """Return the share of records of class 1; None for more than two classes, or no record."""
+    if statistics.risk is None or statistics.count == 0:
+        return None
+    events = float(statistics.risk[:, OUTCOME].sum())
+    return Measured(events / statistics.count, wilson_interval(events, statistics.count))
+
+
+def mean_risk(statistics: CalibrationStatistics) -> float | None:
+    """Return the mean probability of class 1; None for more than two classes, or no record."""
+    if statistics.risk is None or statistics.count == 0:
+        return None
+    return float(statistics.risk[:, CONFIDENCE].sum() / statistics.count)
 
 
 def calibration_intercept(statistics: CalibrationStatistics) -> Measured | None:
