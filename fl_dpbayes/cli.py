@@ -238,6 +238,9 @@ def init(
 @app.command(epilog="Example: fl-dpbayes report runs/quickstart-20260101-120000")
 def report(
     run_dir: Annotated[Path, Argument(help="A run directory, or the folder of a study.")],
+    wide: Annotated[
+        bool, Option("--wide", help="Print every predictor and measure, and pooled rows.")
+    ] = False,
 ) -> None:
     """Print a run's tables and write its report.html and figures again.
 
@@ -253,7 +256,7 @@ def report(
         console.print(f"report: {page}", soft_wrap=True, markup=False)
         return
     write_report(run_dir)
-    show_run(run_dir, console)
+    show_run(run_dir, console, in_full=wide)
 
 
 @app.command(

@@ -84,3 +84,4 @@ from fl_dpbayes.calibration.statistics import (
     table_shapes,
 )
 from fl_dpbayes.calibration.sums import Sums, SumsForm
+from fl_dpbayes.calibration.verdict import Verdict, verdict

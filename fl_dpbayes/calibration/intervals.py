@@ -19,6 +19,7 @@ LEVEL = 0.95
 NORMAL_QUANTILE = 1.959963984540054  # of (1 + LEVEL) / 2
 TAILS = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
 REPLICATES = 1000
+_INSIDE = 1e-9
 
 
 class Interval(NamedTuple):
@@ -102,8 +103,9 @@ def area_interval(area: float, positives: float, negatives: float) -> Interval:
         variance = other * (1 - other) * spread / (positives * negatives)
         return (area - other) ** 2 - NORMAL_QUANTILE**2 * variance
 
-    low = brentq(excess, 0.0, area) if area > 0 else 0.0
-    high = brentq(excess, area, 1.0) if area < 1 else 1.0
+    # At 0 and at 1 the variance is 0, and so would be the squared distance.
+    low = brentq(excess, 0.0, min(area, 1 - _INSIDE)) if area > 0 else 0.0
+    high = brentq(excess, max(area, _INSIDE), 1.0) if area < 1 else 1.0
     return Interval(low=float(low), high=float(high))
 
 

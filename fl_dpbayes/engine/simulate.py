@@ -20,7 +20,7 @@ from fl_dpbayes.engine.weak_budget import weak_budget
 from fl_dpbayes.errors import FailedError, Stopped, UserError
 from fl_dpbayes.files import RunStore
 from fl_dpbayes.files.folder_lock import folder_lock
-from fl_dpbayes.report import calibration_table, privacy_table, read_summary
+from fl_dpbayes.report import calibration_table, privacy_table, read_summary, verdict_table
 
 # A disk with less free space than this is full.
 FULL_BYTES = 2**16
@@ -138,11 +138,21 @@ def check_machine(resources: Resources) -> None:
         )
 
 
-def show_run(run_folder: Path, console: Console) -> None:
-    """Print the privacy and calibration tables of a run, its warnings, and where its report is."""
+def show_run(run_folder: Path, console: Console, *, in_full: bool = False) -> None:
+    """Print what a run cost and what was seen, its warnings, and where its report is.
+
+    Args:
+        run_folder: The run.
+        console: Where it is printed.
+        in_full: With all predictors and measures, and what is pooled over hospitals.
+    """
     summary = read_summary(run_folder)
     console.print(privacy_table(summary, console.width))
-    if summary.calibration:
+    verdicts = verdict_table(summary, console.width)
+    if verdicts is not None:
+        console.print()
+        console.print(verdicts)
+    if summary.calibration and (in_full or verdicts is None):
         console.print()
         console.print(calibration_table(summary, console.width))
     if summary.warnings:

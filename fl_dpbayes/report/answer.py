@@ -1,12 +1,12 @@
 """What a run found, in sentences that open the report."""
 
-import itertools
 import math
 import statistics
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from fl_dpbayes.calibration import METRICS, CalibrationRecord
+from fl_dpbayes.calibration import METRICS, CalibrationRecord, Verdict, verdict
 from fl_dpbayes.config import PREDICTORS, Role, counted
 from fl_dpbayes.report.headline import headline_predictor, headline_role, headline_rows
 from fl_dpbayes.report.numbers import (
@@ -18,13 +18,11 @@ from fl_dpbayes.report.numbers import (
     points,
     probability,
     rounded_up,
-    significant,
 )
 from fl_dpbayes.report.summary import PrivacyRecord, SiteRecord, Summary
 from fl_dpbayes.report.wording import (
     NOT_PRIVATE,
     ROLES,
-    SITE_ROLES,
     event,
     neighbours,
     predictor_name,
@@ -39,10 +37,6 @@ SEEDED = (
 )
 # From which possible error on an interval that holds 0 says that too little is known.
 TOO_WIDE = 0.2
-# How many sites are described in words.
-MOST_IN_WORDS = 4
-# From which AUROC on the order of patients is called kept.
-GOOD_ORDER = 0.7
 MOST_NAMES = 3
 HIDDEN = "the noise on the test results hides how far the probabilities are off: cannot tell"
 STOPPED = {
@@ -61,8 +55,6 @@ class Answer:
         lead: How many trained and were tested, and how often the event happens.
         calibration: How far the probabilities are off, at sites that never trained if possible.
         elsewhere: The same at shifted sites, then at training sites.
-        sites: At each site that did not train, of two classes, whether risks are too high or too
-            low, gravest first.
         baselines: What simpler predictors reach.
         advice: What follows for whoever would use the model elsewhere.
         privacy: What was spent.
@@ -72,7 +64,6 @@ class Answer:
     lead: str
     calibration: str
     elsewhere: tuple[str, ...]
-    sites: tuple[str, ...]
     baselines: str
     advice: str
     privacy: str
@@ -86,7 +77,6 @@ def answer(run: Summary) -> Answer:
         lead=_lead(run, role),
         calibration=_calibration(run, role),
         elsewhere=tuple(_elsewhere(run, role)),
-        sites=tuple(_risk_levels(run)),
         baselines=_baselines(run, role),
         advice=_advice(run, role),
         privacy=_privacy(run),
@@ -184,7 +174,15 @@ def _baselines(run: Summary, role: Role) -> str:
 
 
 def _advice(run: Summary, role: Role) -> str:
-    """Say what follows from the intervals for a hospital that would use the model."""
+    """Say what follows for a hospital that would rely on the model."""
+    words = Counter(
+        verdict(row)
+        for row in run.places
+        if not row.over and row.role != "train" and row.predictor == headline_predictor(run)
+    )
+    del words[None]
+    if words:
+        return _advice_by_verdicts(words)
     first = _first_row(headline_rows(run, role))
     ends = None
     if first is not None and not one_outcome(first):
@@ -194,18 +192,10 @@ def _advice(run: Summary, role: Role) -> str:
             f"What to do: measure the {run.measures.predictions} on patients of each hospital "
             "before anyone relies on them there."
         )
-    levels = _levels(run)
-    wrong = sum(level.low > 0 or level.high < 0 for level in levels)
-    if wrong:
-        return (
-            f"What to do: at {wrong} of {len(levels)} hospitals that did not train the level of "
-            "risk is wrong. Recalibrate at each hospital on its own patients before "
-            "anyone relies on a risk."
-        )
     low, high = ends
     if low:
         finding = "the risks are off"
-    elif high > TOO_WIDE or any(_sites_of_one_outcome(run)):
+    elif high > TOO_WIDE:
         finding = f"too little is known here, an error of {points(high)} points is possible"
     else:
         finding = f"no error was seen, and one of {points(high)} points is possible"
@@ -215,98 +205,23 @@ def _advice(run: Summary, role: Role) -> str:
     )
 
 
-@dataclass(frozen=True)
-class _Level:
-    """A site's row with the 95 % interval of its calibration intercept."""
-
-    row: CalibrationRecord
-    low: float
-    high: float
-
-
-def _levels(run: Summary) -> list[_Level]:
-    """Return the headline predictor's level of risk at each site that did not train."""
-    predictor = headline_predictor(run)
-    levels = []
-    for row in run.places:
-        if row.over or row.role == "train" or row.predictor != predictor:
-            continue
-        ends = known_ends(row.intervals.get("calibration_intercept"))
-        if ends is not None:
-            levels.append(_Level(row, *ends))
-    return levels
-
-
-def _risk_levels(run: Summary) -> Iterator[str]:
-    """Say at each site that did not train what to divide the odds of the event by.
-
-    The divisor is exp(-calibration intercept).
-    """
-    yield from itertools.islice(_sites_of_one_outcome(run), MOST_IN_WORDS)
-    gravest_first = sorted(
-        _levels(run), key=lambda level: -abs(level.row.calibration_intercept or 0.0)
-    )
-    for level in gravest_first[:MOST_IN_WORDS]:
-        text = _risk_level(run, level)
-        if text:
-            yield text
-
-
-def _risk_level(run: Summary, level: _Level) -> str:
-    row = level.row
-    if row.calibration_intercept is None or not row.net_benefit:
-        return ""
-    point = row.net_benefit[0]
-    if point.all is None:
-        return ""
-    # Treating everyone has the net benefit pi - (1 - pi) t / (1 - t) at threshold t.
-    share = point.all * (1 - point.threshold) + point.threshold
-    least, divisor, most = (
-        significant(math.exp(-intercept), 2)
-        for intercept in (level.high, row.calibration_intercept, level.low)
-    )
-    divided = f"odds divided by {divisor} [{least}, {most}] would fit"
-    place = (
-        f"{row.site} ({SITE_ROLES[row.role]}, n = {count(row.n)}, {event(run)} in "
-        f"{100 * share:.0f}%)"
-    )
-    if level.low <= 0 <= level.high:
-        return f"{place}: no error in the level of risk was seen; {divided}."
-    wrong = "high" if level.high < 0 else "low"
-    order = ""
-    if row.auroc is not None and row.auroc >= GOOD_ORDER:
-        order = f" It still orders them: AUROC {row.auroc:.2f}."
+def _advice_by_verdicts(words: Mapping[Verdict | None, int]) -> str:
+    """Say what to do at hospitals that did not train, by how many of them each word was told."""
+    steps: dict[Verdict, str] = {
+        "does not fit": "do not rely on the model",
+        "recalibrate first": "recalibrate on the hospital's own patients, then look again",
+        "too few to tell": "look at more patients",
+        "fits here": "watch it on new patients",
+    }
+    parts = [
+        f"{step} ({counted(words[word], 'hospital')})"
+        for word, step in steps.items()
+        if words.get(word)
+    ]
     return (
-        f"{place}: risks are too {wrong}, their {divided}. "
-        f"Do not use them there as they are.{order}"
+        f"What to do where it did not train: {'; '.join(parts)}. At any other hospital measure it "
+        "on its patients before anyone relies on a risk."
     )
-
-
-def _sites_of_one_outcome(run: Summary) -> Iterator[str]:
-    """Name each site that did not train where one of two classes alone was met, and its risk."""
-    predictor = headline_predictor(run)
-    for site in run.sites:
-        if site.role == "train" or site.shares is None or len(site.shares) != 2:
-            continue
-        if site.shares[1] not in (0.0, 1.0):
-            continue
-        bins = [
-            part
-            for row in run.reliability
-            if (row.site, row.predictor, row.risk) == (site.name, predictor, True)
-            for part in row.bins
-            if part.n
-        ]
-        risk = ""
-        if bins:
-            total = sum(part.n * (part.confidence or 0.0) for part in bins)
-            mean = total / sum(part.n for part in bins)
-            risk = f", the mean risk is {100 * mean:.0f}%"
-        yield (
-            f"{site.name} ({SITE_ROLES[site.role]}, n = {count(site.test_n)}): the outcome is "
-            f"{event(run)!r} in {100 * site.shares[1]:.0f}%{risk}. With one outcome alone the "
-            "level cannot be estimated."
-        )
 
 
 def _cautions(run: Summary) -> Iterator[str]:

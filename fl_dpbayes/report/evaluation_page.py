@@ -3,12 +3,14 @@
 from pathlib import Path
 
 from fl_dpbayes.errors import UserError
-from fl_dpbayes.report.answer import answer, off_by
+from fl_dpbayes.report import wording
+from fl_dpbayes.report.answer import off_by
 from fl_dpbayes.report.figures import draw_figures
 from fl_dpbayes.report.page import write_page
 from fl_dpbayes.report.page_tables import all_metrics_table, facts
 from fl_dpbayes.report.summary import Summary
 from fl_dpbayes.report.template import BEGIN, END
+from fl_dpbayes.report.verdicts import verdicts
 
 EVALUATION = (
     BEGIN
@@ -16,8 +18,8 @@ EVALUATION = (
 <header class="answer">
 <h1>{{ title }}</h1>
 <p class="lead">On {{ row.n }} records {{ off_by | unbroken }}.</p>
-{% if levels %}<ul>{% for text in levels %}<li>{{ text | unbroken }}</li>{% endfor %}</ul>{% endif \
-%}
+{% if verdicts %}{{ table(verdicts.shown, "What was seen") }}
+<p class="note">{{ words.VERDICT_NOTE }}</p>{% endif %}
 <p>Measured on this machine alone: nothing left it, and no privacy was spent. This page tells of \
 these records.</p>
 </header>
@@ -53,7 +55,8 @@ def write_evaluation(folder: Path, run: Summary) -> Path:
         title=f"{run.scenario} on {row.site}",
         row=row,
         off_by=off_by(row),
-        levels=answer(run).sites,
+        verdicts=verdicts(run),
+        words=wording,
         metrics=all_metrics_table([row], run.measures),
         facts=facts(run),
         **draw_figures(folder, run, curves=()),

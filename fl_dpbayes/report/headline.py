@@ -87,5 +87,13 @@ def headline_role(run: Summary) -> Role:
 
 
 def headline_predictor(run: Summary) -> str:
-    """Return the predictor of which details are shown: the posterior if measured, else "last"."""
-    return "posterior" if any(row.predictor == "posterior" for row in run.places) else "last"
+    """Return whose risks a hospital would take, chosen without a look at any outcome.
+
+    A level for each hospital where the run has one, else the averaged posterior, else the last
+    state.
+    """
+    measured = {row.predictor for row in run.places}
+    for predictor in ("hierarchical", "posterior"):
+        if predictor in measured:
+            return predictor
+    return "last"

@@ -17,6 +17,7 @@ from fl_dpbayes.report.run_files import read_epsilon_curves, read_summary
 from fl_dpbayes.report.stylesheet import STYLESHEET
 from fl_dpbayes.report.summary import Summary
 from fl_dpbayes.report.template import CONTENTS, RUN
+from fl_dpbayes.report.verdicts import verdicts
 
 PAGE = "report.html"
 HEADING = re.compile(r'<h2 id="(.+?)">(.+?)</h2>')
@@ -42,6 +43,7 @@ def write_report(run_dir: Path | str) -> Path:
         title=f"{run.scenario}: privacy and calibration",
         run=run,
         answer=answer(run),
+        verdicts=verdicts(run),
         words=wording,
         facts=facts(run),
         few=FEW,

@@ -18,7 +18,15 @@ from fl_dpbayes.report.page_tables import (
 )
 from fl_dpbayes.report.summary import Summary
 from fl_dpbayes.report.terminal_table import printed_table
-from fl_dpbayes.report.wording import NOISED_NOTE, in_reading_order, place_name, privacy_notes
+from fl_dpbayes.report.verdicts import NARROW_COLUMNS, hospital_verdicts
+from fl_dpbayes.report.wording import (
+    NOISED_NOTE,
+    VERDICT_NOTE,
+    event,
+    in_reading_order,
+    place_name,
+    privacy_notes,
+)
 
 WIDTH = 100
 
@@ -32,6 +40,20 @@ def privacy_table(run: Summary, width: int = WIDTH) -> Table:
         with_quiet=("μ",),
         expendable=("Unit", "μ", "Temperature", "Units n", "Steps"),
         caption=" ".join(privacy_notes(run)),
+    )
+
+
+def verdict_table(run: Summary, width: int = WIDTH) -> Table | None:
+    """Show what was seen at each hospital; None where the outcome is not of two classes."""
+    hospitals = hospital_verdicts(run)
+    if not hospitals:
+        return None
+    return printed_table(
+        title="What was seen at each hospital, those that took no part first",
+        content=table_of(NARROW_COLUMNS, hospitals),
+        width=width,
+        with_quiet=("AUROC",),
+        caption=f"Of 100 patients: so many with {event(run)!r}. {VERDICT_NOTE}",
     )
 
 

@@ -64,11 +64,14 @@ RUN_ANSWER = (
 <h1>{{ run.scenario }}{% if not run.private %} (not private){% elif run.seeded %} (seeded: not \
 private)\
 {% endif %}</h1>
-<p class="lead">{{ answer.lead }}</p>
-<ul><li>{{ answer.calibration | unbroken }}</li>
-{% for text in answer.elsewhere + answer.sites %}<li>{{ text | unbroken }}</li>{% endfor %}</ul>
-{% if answer.baselines %}<p>{{ answer.baselines }}</p>{% endif %}
+<p class="lead">{{ answer.lead }}{% if verdicts %} {{ verdicts.sentence }}{% endif %}</p>
+{% if verdicts %}{{ table(verdicts.shown, "What was seen at each hospital") }}
+{{ further(verdicts.folded, "The other hospitals") }}
+<p class="note">{{ words.VERDICT_NOTE }}</p>{% endif %}
 <p><strong>{{ answer.advice }}</strong></p>
+<ul><li>{{ answer.calibration | unbroken }}</li>
+{% for text in answer.elsewhere %}<li>{{ text | unbroken }}</li>{% endfor %}</ul>
+{% if answer.baselines %}<p>{{ answer.baselines }}</p>{% endif %}
 <p>{{ answer.privacy | unbroken }}</p>
 {% if answer.cautions %}<div class="caution">{% for text in answer.cautions %}<p>{{ text }}</p>{% \
 endfor %}</div>

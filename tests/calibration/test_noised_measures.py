@@ -57,6 +57,8 @@ def truth(slope: float) -> dict[str, float]:
         "nll": -(true * np.log(p) + (1 - true) * np.log(1 - p)).mean(),
         "brier": 2 * (true * (1 - p) ** 2 + (1 - true) * p**2).mean(),
         "auroc": (true[order] @ cumulated) / (true.sum() * (1 - true).sum()),
+        "event_rate": true.mean(),
+        "mean_risk": p.mean(),
         "calibration_intercept": _intercept(p, true),
         "calibration_slope": slope,
     }

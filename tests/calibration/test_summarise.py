@@ -68,7 +68,7 @@ def test_without_records_all_undefined_and_of_one_most_limit():
     summary = summarise(from_batch([[0.7, 0.3]], [0]), np.random.default_rng(0))
     assert summary.ece == pytest.approx(0.3)
     assert summary.auroc is None
-    assert set(summary.intervals) == {"accuracy", "rms_debiased"}
+    assert set(summary.intervals) == {"accuracy", "rms_debiased", "event_rate"}
 
 
 def test_two_classes_have_a_line_and_a_decision_curve():
@@ -207,12 +207,14 @@ def test_columns_of_calibration_csv_golden():
         "ece_binary",
         "aurc",
         "aurc_excess",
+        "event_rate",
         "calibration_intercept",
         "calibration_slope",
         "ece_if_calibrated",
         "ece_if_calibrated_high",
         "ece_true",
         "rms_true",
+        "mean_risk",
         "epistemic",
         "aleatoric",
     ]

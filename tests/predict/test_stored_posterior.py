@@ -69,7 +69,7 @@ def test_every_site_knows_its_truth_and_new_records_are_predicted_and_evaluated(
     assert re.search(rf"Accuracy +{accuracy} ", command("evaluate", run, new, "--out", page)[1])
     text = (page / "report.html").read_text()
     assert f"<td>{accuracy}" in text
-    assert "new (held out, n = 300" in text.replace("\N{NO-BREAK SPACE}", " ")
+    assert "new <small>took no part</small>" in text
     assert "page cannot be made" in refusal("evaluate", run, new, "--out", page)
 
 

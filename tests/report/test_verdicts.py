@@ -1,0 +1,106 @@
+"""The table that a page opens with: a row a hospital, those that took no part first."""
+
+import pytest
+
+from fl_dpbayes.report.answer import answer
+from fl_dpbayes.report.run_files import parse_summary
+from fl_dpbayes.report.tables import verdict_table
+from fl_dpbayes.report.verdicts import MOST_UNFOLDED, hospital_verdicts, verdicts
+
+INTERVALS = {
+    "fits here": {"auroc": [0.7, 0.9], "calibration_intercept": [-0.3, 0.3]},
+    "recalibrate first": {"auroc": [0.7, 0.9], "calibration_intercept": [-1.9, -1.2]},
+    "does not fit": {"auroc": [0.4, 0.55], "calibration_intercept": [-0.3, 0.3]},
+    "too few to tell": {"auroc": [0.4, 0.9], "calibration_intercept": [-1.0, 1.0]},
+}
+
+
+def row(site: str, role: str, word: str, risk: float = 0.3, predictor: str = "posterior"):
+    return {
+        "site": site,
+        "role": role,
+        "predictor": predictor,
+        "n": 200,
+        "accuracy": 0.8,
+        "nll": 0.4,
+        "auroc": 0.8,
+        "event_rate": 0.2,
+        "mean_risk": risk,
+        "rms_debiased": 0.1,
+        "intervals": {**INTERVALS[word], "event_rate": [0.15, 0.26]},
+    }
+
+
+@pytest.fixture
+def told(summary):
+    summary["calibration"] = [
+        row("pooled:held_out", "held_out", "fits here"),
+        row("a", "train", "fits here"),
+        row("b", "held_out", "recalibrate first", risk=0.46),
+        row("c", "held_out", "too few to tell"),
+        row("c", "held_out", "does not fit", predictor="last"),
+        row("d", "shifted", "does not fit"),
+    ]
+    summary["reliability"] = []
+    summary["class_names"] = ["survived", "died"]
+    return summary
+
+
+def test_a_row_a_hospital_of_the_predictor_that_would_be_taken(told):
+    seen = verdicts(parse_summary(told))
+    cells = [[value for value, _ in line] for line in seen.shown.rows]
+    assert [(line[0], line[1]) for line in cells] == [
+        ("b", "▲ recalibrate first"),
+        ("c", "? too few to tell"),
+        ("d", "✗ does not fit"),
+        ("a", "✓ fits here"),
+    ]
+    assert seen.shown.columns[2] == "Of 100 patients with died"
+    assert seen.shown.rows[0][2] == ("predicted 46, happened 20", "15 to 26")
+    # Of hospitals that took no part.
+    assert seen.sentence == (
+        "Hospitals that took no part: 1 does not fit, 1 recalibrate first, 1 too few to tell."
+    )
+    assert seen.folded.rows == []
+
+
+def test_levels_of_hospitals_come_before_the_one_model(told):
+    told["calibration"].append(row("b", "held_out", "fits here", predictor="hierarchical"))
+    assert [(seen.row.site, seen.word) for seen in hospital_verdicts(parse_summary(told))] == [
+        ("b", "fits here")
+    ]
+
+
+def test_above_twelve_hospitals_those_farthest_off_stand_open(told):
+    told["calibration"] += [
+        row(f"hospital-{number}", "held_out", "fits here", risk=0.2 + number / 100)
+        for number in range(20)
+    ]
+    seen = verdicts(parse_summary(told))
+    names = [line[0][0] for line in seen.shown.rows]
+    assert len(names) == MOST_UNFOLDED
+    assert names[:2] == ["b", "hospital-19"]
+    assert len(seen.folded.rows) == 24 - MOST_UNFOLDED
+
+
+def test_advice_says_what_the_table_says(told):
+    advice = answer(parse_summary(told)).advice
+    for step in (
+        "do not rely on the model (1 hospital)",
+        "recalibrate on the hospital's own patients, then look again (1 hospital)",
+        "look at more patients (1 hospital)",
+    ):
+        assert step in advice
+    assert "watch it" not in advice
+
+
+def test_a_terminal_of_80_columns_shows_it_whole(told, shown):
+    text = shown(verdict_table, told, 80)
+    (line,) = (line for line in text.splitlines() if line.split()[:1] == ["b"])
+    assert line.split() == ["b", "▲", "recalibrate", "first", "46,", "20", "0.80", "[0.70,", "0.90]", "200"]
+    assert "…" not in text
+
+
+def test_an_outcome_of_more_classes_has_no_such_table(summary):
+    assert verdicts(parse_summary(summary)) is None
+    assert verdict_table(parse_summary(summary)) is None
