@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from fl_dpbayes.calibration import METRICS, CalibrationRecord
+from fl_dpbayes.calibration import METRICS, CalibrationRecord, says_nothing
 from fl_dpbayes.config import PREDICTORS, Role, counted
 from fl_dpbayes.report.headline import headline_predictor, headline_role, headline_rows
 from fl_dpbayes.report.numbers import (
@@ -37,8 +37,6 @@ SEEDED = (
     "Seeded: not private. The noise came from a seed in a file; the epsilons are those "
     "with secret noise."
 )
-# From which possible error on an interval that holds 0 says that too little is known.
-TOO_WIDE = 0.2
 # How many sites are described in words.
 MOST_IN_WORDS = 4
 # From which AUROC on the order of patients is called kept.
@@ -205,7 +203,7 @@ def _advice(run: Summary, role: Role) -> str:
     low, high = ends
     if low:
         finding = "the risks are off"
-    elif high > TOO_WIDE or any(_sites_of_one_outcome(run)):
+    elif says_nothing(METRICS["rms_debiased"], ends) or any(_sites_of_one_outcome(run)):
         finding = f"too little is known here, an error of {points(high)} points is possible"
     else:
         finding = f"no error was seen, and one of {points(high)} points is possible"
