@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from fl_dpbayes.config import Policy
+from fl_dpbayes.config import MAX_GROUP_ATTRIBUTES, Policy
 from fl_dpbayes.data import SiteSplit
 from fl_dpbayes.protocol import Group, most_groups
 
@@ -68,7 +68,7 @@ def counted_groups(part: SiteSplit, policy: Policy, group_bytes: int) -> Counted
         values = [value for value in policy.groups.get(attribute, ()) if value != OTHER_GROUP]
         if not values:
             continue
-        if len(members) + len(values) + 1 > most:
+        if attributes == MAX_GROUP_ATTRIBUTES or len(members) + len(values) + 1 > most:
             left_out += len(values) + 1
             continue
         attributes += 1

@@ -83,5 +83,6 @@ from fl_dpbayes.calibration.statistics import (
     from_batch,
     table_shapes,
 )
+from fl_dpbayes.calibration.summarise import says_nothing
 from fl_dpbayes.calibration.sums import Sums, SumsForm
 from fl_dpbayes.calibration.verdict import Verdict, verdict

@@ -7,7 +7,7 @@ sampling together: no ratio of noisy numbers is linearised, and none that is cli
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 from scipy.special import expit, logit, ndtr
@@ -30,6 +30,8 @@ LOSS_FLOOR = 1 / 96
 THRESHOLDS = tuple(float(edge) / FINE_BINS for edge in INNER_EDGES if 20 * edge % FINE_BINS == 0)
 INTERCEPTS = np.linspace(-8.0, 8.0, 641)
 SLOPES = np.linspace(-1.0, 4.0, 126)
+# Between the two of these beside the best one.
+NEAR_SLOPES = 41
 # Standard deviations of noise that a count must exceed before a ratio over it means anything.
 CLEAR = 5.0
 BISECTIONS = 50
@@ -37,7 +39,10 @@ FIT_STEPS = 3
 # Of the log odds, in one step of the fit.
 LARGEST_STEP = 2.0
 SMALLEST_CURVATURE = 1e-12
+# Below this share of the records a bin's mean log odds are its middle.
+SMALLEST_SHARE = 1e-9
 SCORES = np.asarray(logit(MIDDLES))
+SCORE_EDGES = np.concatenate([[-np.inf], logit(INNER_EDGES / FINE_BINS), [np.inf]])
 # [i, j]: what a record without the event in bin i and one with it in bin j add to the pairs in
 # their right order.
 ORDERED = np.triu(np.ones((COUNT_BINS, COUNT_BINS)), 1) + np.eye(COUNT_BINS) / 2
@@ -244,6 +249,37 @@ def calibration_intercept(table: NoisedCounts) -> Measured | None:
     return _root(INTERCEPTS, table, weights)
 
 
+@dataclass(frozen=True)
+class _NormalScores:
+    """How log odds of the records would lie in the bins if they were normal.
+
+    With the mean and deviation that the counts tell: unlike the counts themselves this holds next
+    to nothing of the noise in a bin, so that what is made of it does not follow it.
+
+    Attributes:
+        shares: Of all records, in each bin, shape (COUNT_BINS,).
+        means: Mean log odds in each bin, shape (COUNT_BINS,). They lie nearer to the mean of all
+            than the middles do, from which slopes would come out too small.
+    """
+
+    shares: Floats
+    means: Floats
+
+    @classmethod
+    def of(cls, table: NoisedCounts) -> "_NormalScores":
+        """Fit the normal law to counts, one of which is above 0."""
+        records = table.possible.sum(axis=1)
+        mean = records @ SCORES / records.sum()
+        deviation = max(0.2, (records @ (SCORES - mean) ** 2 / records.sum()) ** 0.5)
+        edges = (SCORE_EDGES - mean) / deviation
+        shares = np.diff(ndtr(edges))
+        density = np.exp(-(edges**2) / 2) / np.sqrt(2 * np.pi)
+        means = mean - deviation * np.diff(density) / np.maximum(shares, SMALLEST_SHARE)
+        # In a far tail the quotient is all rounding.
+        within = np.clip(means, SCORE_EDGES[:-1], SCORE_EDGES[1:])
+        return cls(shares=shares, means=np.where(shares > SMALLEST_SHARE, within, SCORES))
+
+
 def calibration_slope(table: NoisedCounts) -> Measured | None:
     """Return b of logit P(y = 1) = a + b logit p, a free.
 
@@ -253,48 +289,95 @@ def calibration_slope(table: NoisedCounts) -> Measured | None:
     least chi-square over a, against one degree of freedom). The weights suppose log odds of the
     patients that are normal; where they are not the interval still holds, and is wider.
     """
-    near = table.possible
-    if not (near.sum(axis=0) > 0).all():
+    if not (table.possible.sum(axis=0) > 0).all():
         return None
-    weights = _line_weights(table)
-    intercepts = _fitted_intercepts(near, SLOPES)
-    chi_squares = np.full(len(SLOPES), np.inf)
+    normal = _NormalScores.of(table)
+    weights = _line_weights(table, normal)
+    least_chi_squares = partial(
+        _least_chi_squares, table=table, weights=weights, scores=normal.means
+    )
+    try:
+        coarse = least_chi_squares(SLOPES)
+        best = int(coarse.argmin())
+        if best in (0, len(SLOPES) - 1):
+            return None
+        # Of many patients the whole interval lies between two slopes of the coarse grid.
+        near_best = np.linspace(SLOPES[best - 1], SLOPES[best + 1], NEAR_SLOPES)
+        fine = least_chi_squares(near_best)
+    except np.linalg.LinAlgError:
+        # Exact counts that lie in a single bin tell no slope.
+        return None
+    outside = np.delete(np.arange(len(SLOPES)), slice(best - 1, best + 2))
+    slopes = np.concatenate([SLOPES[outside], near_best])
+    chi_squares = np.concatenate([coarse[outside], fine])
+    order = slopes.argsort()
+    return _slope_within(slopes[order], chi_squares[order])
+
+
+def _least_chi_squares(
+    slopes: Floats, table: NoisedCounts, weights: Floats, scores: Floats
+) -> Floats:
+    """Return at each b, shape (G,), the least chi-square over a of what is expected to be 0.
+
+    Args:
+        slopes: b, shape (G,).
+        table: The counts.
+        weights: Of the bins' gaps, shape (COUNT_BINS, 2).
+        scores: Log odds of a record in each bin, shape (COUNT_BINS,).
+
+    Raises:
+        LinAlgError: If the counts cannot tell a from b.
+    """
+    near = table.possible
+    intercepts = _fitted_intercepts(near, slopes, scores)
+    chi_squares = np.full(len(slopes), np.inf)
     for _ in range(FIT_STEPS):
-        law = expit(intercepts[:, None] + SLOPES[:, None] * SCORES)
-        gaps = table.counts[:, 1] - table.counts.sum(axis=1) * law
-        scores = gaps @ weights
+        law = expit(intercepts[:, None] + slopes[:, None] * scores)
+        gaps = (table.counts[:, 1] - table.counts.sum(axis=1) * law) @ weights
         per_outcome = np.stack([-law, 1 - law], axis=-1)
         weighted = per_outcome[:, :, :, None] * weights[:, None, :]
         noise = np.einsum("gbyk,bc->gcyk", weighted, table.covariance, optimize=True)
         variance = np.einsum("gcyk,gcyl->gkl", noise, weighted, optimize=True)
         variance += np.einsum("gbyk,gbyl,by->gkl", weighted, weighted, near, optimize=True)
         falls = (law * (1 - law) * near.sum(axis=1)) @ weights
-        solved = np.linalg.solve(variance, np.stack([scores, falls], axis=-1))
-        chi_squares = np.minimum(chi_squares, (scores * solved[..., 0]).sum(axis=1))
+        solved = np.linalg.solve(variance, np.stack([gaps, falls], axis=-1))
+        chi_squares = np.minimum(chi_squares, (gaps * solved[..., 0]).sum(axis=1))
         curvature = np.maximum((falls * solved[..., 1]).sum(axis=1), SMALLEST_CURVATURE)
-        steps = (scores * solved[..., 1]).sum(axis=1) / curvature
+        steps = (gaps * solved[..., 1]).sum(axis=1) / curvature
         intercepts = intercepts + np.clip(steps, -LARGEST_STEP, LARGEST_STEP)
+    return chi_squares
+
+
+def _slope_within(slopes: Floats, chi_squares: Floats) -> Measured:
+    """Return the slope of the least chi-square, and those between which it is below its level.
+
+    The roots of chi-squares of one degree of freedom are nearly linear in the slope: between two
+    points of the grid they are interpolated, signed.
+
+    Args:
+        slopes: Rising, shape (G,).
+        chi_squares: Shape (G,), the least not at an end.
+    """
     best = int(chi_squares.argmin())
-    if best in (0, len(SLOPES) - 1):
-        return None
-    level = NORMAL_QUANTILE**2
-    before, least, after = chi_squares[best - 1 : best + 2]
-    # The lowest point of the parabola through three points.
-    way = (before - after) / (2 * (before - 2 * least + after))
-    value = float(SLOPES[best] + way * (SLOPES[1] - SLOPES[0]))
-    low = _crossing(SLOPES[: best + 1], chi_squares[: best + 1], level)
-    high = _crossing(SLOPES[best:][::-1], chi_squares[best:][::-1], level)
+    roots = np.sqrt(np.maximum(chi_squares, 0.0))
+    share = roots[best - 1] / max(roots[best - 1] + roots[best + 1], SMALLEST_CURVATURE)
+    value = float(slopes[best - 1] + share * (slopes[best + 1] - slopes[best - 1]))
+    if roots[best] > NORMAL_QUANTILE:
+        return Measured(value)
+    falling = np.where(slopes < value, roots, -roots)
+    low = _crossing(slopes, falling, NORMAL_QUANTILE)
+    high = _crossing(slopes[::-1], -falling[::-1], NORMAL_QUANTILE)
     if low is None or high is None:
         return Measured(value)
     return Measured(value, Interval(low, high))
 
 
-def _line_weights(table: NoisedCounts) -> Floats:
+def _line_weights(table: NoisedCounts, normal: _NormalScores) -> Floats:
     """Return the weights of the bins' gaps that tell a and b best, shape (COUNT_BINS, 2).
 
     V^-1 dE/d(a, b), V the variance of the gaps at a calibrated model.
     """
-    records = _normal_counts(table)
+    records = table.possible.sum() * normal.shares
     law = MIDDLES
     variance = np.diag(records * law * (1 - law))
     for share in (law, 1 - law):
@@ -304,27 +387,14 @@ def _line_weights(table: NoisedCounts) -> Floats:
     return np.asarray(np.linalg.lstsq(variance, slopes, rcond=1e-9)[0])
 
 
-def _normal_counts(table: NoisedCounts) -> Floats:
-    """Return how many records each bin would have if log odds were normal, shape (COUNT_BINS,).
-
-    With the mean and deviation that the counts tell: unlike the counts themselves they hold next to
-    nothing of the noise in a bin, so that weights made of them do not follow it.
-    """
-    records = table.possible.sum(axis=1)
-    mean = records @ SCORES / records.sum()
-    deviation = max(0.2, (records @ (SCORES - mean) ** 2 / records.sum()) ** 0.5)
-    edges = np.concatenate([[-np.inf], logit(INNER_EDGES / FINE_BINS), [np.inf]])
-    return np.asarray(records.sum() * np.diff(ndtr((edges - mean) / deviation)))
-
-
-def _fitted_intercepts(near: Floats, slopes: Floats) -> Floats:
+def _fitted_intercepts(near: Floats, slopes: Floats, scores: Floats) -> Floats:
     """Return the a at which as many events are expected as counted, for each b, shape (G,)."""
     records = near.sum(axis=1)
     low = np.full(len(slopes), -60.0)
     high = np.full(len(slopes), 60.0)
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
-        expected = expit(middle[:, None] + slopes[:, None] * SCORES) @ records
+        expected = expit(middle[:, None] + slopes[:, None] * scores) @ records
         low = np.where(expected < near[:, 1].sum(), middle, low)
         high = np.where(expected < near[:, 1].sum(), high, middle)
     return low

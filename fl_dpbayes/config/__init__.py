@@ -72,6 +72,7 @@ from fl_dpbayes.config.kinds import (
     import_apps,
 )
 from fl_dpbayes.config.names import (
+    MAX_GROUP_ATTRIBUTES,
     MAX_GROUP_TEXT,
     PREDICTORS,
     EvaluationRelease,

@@ -9,6 +9,8 @@ from pydantic import AfterValidator, Field
 Role = Literal["train", "held_out", "shifted"]
 EvaluationRelease = Literal["public", "noised", "none"]
 MAX_GROUP_TEXT = 60
+# By which a site's results are told apart; each makes the noise on all of them larger.
+MAX_GROUP_ATTRIBUTES = 5
 PREDICTORS = {
     "last": "last iterate",
     "posterior": "average of posterior samples",

@@ -13,7 +13,7 @@ from typing import Annotated, Literal, NamedTuple, Self
 from pydantic import AfterValidator, Field, PositiveInt
 
 from fl_dpbayes.config.data_folder import known_folder
-from fl_dpbayes.config.names import GroupText
+from fl_dpbayes.config.names import MAX_GROUP_ATTRIBUTES, GroupText
 from fl_dpbayes.config.outcome import Classification
 from fl_dpbayes.config.registry import SOURCE_GROUP, Choice, Registry
 from fl_dpbayes.config.task import Task
@@ -281,7 +281,7 @@ class Table(FileSource):
     )
     site_column: ColumnName | None = None
     unit_column: ColumnName | None = None
-    group_columns: Annotated[tuple[GroupText, ...], Field(max_length=5)] = ()
+    group_columns: Annotated[tuple[GroupText, ...], Field(max_length=MAX_GROUP_ATTRIBUTES)] = ()
 
     @property
     def unit(self) -> str:

@@ -37,6 +37,7 @@ from fl_dpbayes.posterior.hierarchical.model import (
     rate_in_words,
     with_intercept,
 )
+from fl_dpbayes.posterior.hierarchical.stored import check_sums, checked_rounds
 from fl_dpbayes.posterior.predictive import (
     CLASS_PROBABILITIES,
     Prediction,

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from fl_dpbayes.calibration import METRICS, CalibrationRecord, Verdict, verdict
+from fl_dpbayes.calibration import METRICS, CalibrationRecord, Verdict, says_nothing, verdict
 from fl_dpbayes.config import PREDICTORS, Role, counted
 from fl_dpbayes.report.headline import headline_predictor, headline_role, headline_rows
 from fl_dpbayes.report.numbers import (
@@ -35,8 +35,6 @@ SEEDED = (
     "Seeded: not private. The noise came from a seed in a file; the epsilons are those "
     "with secret noise."
 )
-# From which possible error on an interval that holds 0 says that too little is known.
-TOO_WIDE = 0.2
 MOST_NAMES = 3
 HIDDEN = "the noise on the test results hides how far the probabilities are off: cannot tell"
 STOPPED = {
@@ -195,7 +193,7 @@ def _advice(run: Summary, role: Role) -> str:
     low, high = ends
     if low:
         finding = "the risks are off"
-    elif high > TOO_WIDE:
+    elif says_nothing(METRICS["rms_debiased"], ends):
         finding = f"too little is known here, an error of {points(high)} points is possible"
     else:
         finding = f"no error was seen, and one of {points(high)} points is possible"

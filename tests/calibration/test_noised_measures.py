@@ -7,7 +7,13 @@ import pytest
 from scipy.special import expit
 
 from fl_dpbayes.calibration.intervals import Measured
-from fl_dpbayes.calibration.noised_counts import NoisedCounts, coded_counts
+from fl_dpbayes.calibration.noised_counts import (
+    CODE,
+    COUNT_BINS,
+    NoisedCounts,
+    coded_counts,
+    count_bin,
+)
 from fl_dpbayes.calibration.noised_measures import (
     THRESHOLDS,
     TWO_CLASS_MEASURES,
@@ -135,3 +141,42 @@ def test_values_are_unbiased_under_the_noise_of_one_table() -> None:
         drawn = np.array(values[name])
         off = abs(drawn.mean() - of_exact[name])
         assert off < 4 * drawn.std() / np.sqrt(len(drawn)), name
+
+
+@pytest.mark.parametrize(("mean", "deviation"), [(-1.0, 1.0), (-1.0, 0.5), (-3.0, 1.0), (0.0, 2.0)])
+def test_the_slope_is_that_of_the_patients_and_not_of_the_middles_of_bins(
+    mean: float, deviation: float
+) -> None:
+    scores = np.random.default_rng(1).normal(mean, deviation, 400_000)
+    counts = np.zeros((COUNT_BINS, 2))
+    np.add.at(counts[:, 0], count_bin(expit(scores)), expit(-scores))
+    np.add.at(counts[:, 1], count_bin(expit(scores)), expit(scores))
+    measured = MEASURES["calibration_slope"](NoisedCounts(CODE @ counts, 0.0, 2))
+    assert measured is not None
+    assert measured.value == pytest.approx(1, abs=0.008)
+
+
+@pytest.mark.parametrize("count", [1_000, 100_000, 1_000_000])
+def test_a_slope_lies_within_its_interval_however_many_patients_there_are(count: int) -> None:
+    generator = np.random.default_rng(count)
+    for _ in range(10):
+        p, _, events = patients(count, generator, 1.0)
+        sums = coded_counts(np.column_stack([1 - p, p]), events).sums
+        sums = sums + 2.57 * generator.standard_normal(sums.shape)
+        measured = MEASURES["calibration_slope"](NoisedCounts(sums, 2.57, 2))
+        assert measured is not None
+        assert measured.interval is not None
+        low, high = measured.interval
+        assert low < measured.value < high
+        # Four standard errors of the same slope of exact sums, which is 2.1 / sqrt(n).
+        assert 4 * 1.5 < (high - low) * count**0.5 < 4 * 5.0
+
+
+@pytest.mark.parametrize("risk", [0.0105, 0.5, 1.0])
+def test_patients_of_one_bin_tell_no_slope(risk: float) -> None:
+    events = np.arange(1000) % 100 == 0
+    table = coded_counts(np.tile([1 - risk, risk], (1000, 1)), events.astype(np.int64))
+    noise = 1e-9 * np.random.default_rng(2).standard_normal(table.sums.shape)
+    for sums, noise_std in ((table.sums, 0.0), (table.sums + noise, 1e-9)):
+        slope = MEASURES["calibration_slope"](NoisedCounts(sums, noise_std, 2))
+        assert slope is None or slope.interval is None

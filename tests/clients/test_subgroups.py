@@ -62,3 +62,11 @@ def test_nothing_that_is_not_declared_leaves(declared: dict[str, tuple[str, ...]
 def test_attributes_that_do_not_fit_into_a_reply_are_left_out_and_counted() -> None:
     groups = counted_groups(split(["male"], ["a"]), policy(DECLARED), group_bytes=10**12)
     assert (groups.members, groups.attributes, groups.left_out) == ({}, 0, 6)
+
+
+def test_no_more_attributes_are_counted_than_a_server_takes_the_noise_of() -> None:
+    names = [f"attribute {number}" for number in range(7)]
+    groups = {name: np.array(["yes"]) for name in names}
+    part = SiteSplit(np.zeros((1, 1)), np.zeros(1), np.arange(1), 1, groups=groups)
+    counted = counted_groups(part, policy(dict.fromkeys(names, ("yes",))), group_bytes=100)
+    assert (counted.attributes, len(counted.members), counted.left_out) == (5, 10, 4)

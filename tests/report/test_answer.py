@@ -6,6 +6,7 @@ from itertools import product
 
 import pytest
 
+from fl_dpbayes.calibration import METRICS
 from fl_dpbayes.report.answer import Answer, answer
 from fl_dpbayes.report.headline import headline_rows, median_rows
 from fl_dpbayes.report.model_card import model_card
@@ -103,6 +104,15 @@ def test_an_error_cut_at_zero_is_told_by_its_interval(summary):
     assert (
         "too little is known here, an error of 61.6 points is possible" in answer_of(summary).advice
     )
+
+
+def test_too_little_is_known_from_the_width_on_that_cannot_tell(summary):
+    row = row_of(summary, "pooled:held_out", "posterior")
+    widest = METRICS["rms_debiased"].widest
+    row["rms_debiased"], row["intervals"]["rms_debiased"] = 0.0, [0.0, widest - 0.01]
+    assert "no error was seen, and one of 24.0 points is possible" in answer_of(summary).advice
+    row["intervals"]["rms_debiased"] = [0.0, widest]
+    assert "too little is known here, an error of 25.0 points" in answer_of(summary).advice
 
 
 def test_the_first_sentence_says_who_and_how_often(summary):

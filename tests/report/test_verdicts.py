@@ -97,7 +97,18 @@ def test_advice_says_what_the_table_says(told):
 def test_a_terminal_of_80_columns_shows_it_whole(told, shown):
     text = shown(verdict_table, told, 80)
     (line,) = (line for line in text.splitlines() if line.split()[:1] == ["b"])
-    assert line.split() == ["b", "▲", "recalibrate", "first", "46,", "20", "0.80", "[0.70,", "0.90]", "200"]
+    assert line.split() == [
+        "b",
+        "▲",
+        "recalibrate",
+        "first",
+        "46,",
+        "20",
+        "0.80",
+        "[0.70,",
+        "0.90]",
+        "200",
+    ]
     assert "…" not in text
 
 

@@ -5,7 +5,8 @@ import random
 import shutil
 import threading
 from collections.abc import Callable
-from functools import partial
+from functools import partial, reduce
+from operator import getitem
 from pathlib import Path
 
 import numpy as np
@@ -276,6 +277,10 @@ UNFIT = {
     "no table": ({"files": ["x"]}, STORE_FILE),
     "a folder": ({"files": {"sites/..": "0" * 64}}, "sites/.."),
     "no partition": ({"partition": None}, STORE_FILE),
+    "a part of nobody": (
+        {"partition": {"label_total_variation": 0, "warnings": [], "units": {"north": {}}}},
+        STORE_FILE,
+    ),
     "no baselines": ({"baselines": {"rows": [{}]}}, STORE_FILE),
 }
 
@@ -289,6 +294,37 @@ def test_a_store_that_a_stranger_wrote_is_refused(
     with pytest.raises(UserError, match=r"^[^\n]*$") as refusal:
         resume(cut)
     assert f"{cut / named} is " in str(refusal.value)
+
+
+FORGED_ROUNDS: dict[str, dict[str, object]] = {
+    "a cost without delta": {"outcome.outcomes.0.reply.privacy.delta": None},
+    "a cost of a text": {"outcome.outcomes.0.reply.privacy.steps": "many"},
+    "another status": {"outcome.outcomes.0.status": "SPLENDID"},
+    "a site of no name": {"outcome.outcomes.0.site": "\x1b[2J"},
+    "a round before the first": {"outcome.round": -1},
+    "a head of no ledger": {"heads": {"north": ""}},
+    "a warning of no kind": {"warnings": [{"kind": "splendid"}]},
+    "a warning without its values": {"warnings": [{"kind": "hot"}]},
+    "a warning that divides by 0": {
+        "warnings": [{"kind": "hot", "values": [["planned", 0], ["mean", 1]]}]
+    },
+    "a warning for a terminal": {
+        "warnings": [{"kind": "no-posterior", "values": [["reason", "\x1b[2J"]]}]
+    },
+}
+
+
+@pytest.mark.parametrize("changes", FORGED_ROUNDS.values(), ids=list(FORGED_ROUNDS))
+def test_a_round_that_no_run_had_is_refused(cut: Path, changes: dict[str, object]) -> None:
+    with RunStore.open(cut) as store:
+        entry = store.latest("round")
+        for path, value in changes.items():
+            *parents, last = (int(key) if key.isdigit() else key for key in path.split("."))
+            reduce(getitem, parents, entry)[last] = value
+        store.append(round=entry)
+    with pytest.raises(UserError, match=f"^{cut / STORE_FILE} [^\n]*$") as refusal:
+        resume(cut)
+    assert str(refusal.value).isprintable()
 
 
 SAMPLES = {name: np.ones(1) for name in ("weights", "temperatures")}
@@ -320,9 +356,29 @@ def test_arrays_that_no_run_stored_are_refused(
         resume(cut)
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["run.lock", "events.jsonl", "privacy.csv", "flower.log", "figures", ".summary.json.partial"],
+)
+def test_a_run_writes_through_no_link_of_a_stranger_and_waits_for_no_pipe(
+    cut: Path, tmp_path: Path, name: str
+) -> None:
+    (cut / name).unlink(missing_ok=True)
+    (cut / name).symlink_to(tmp_path / "other")
+    # Its last line has no end: it would be cut off as one that a kill left.
+    (tmp_path / "other").write_text("somebody's own")
+    with pytest.raises(UserError, match=f"^{cut / name} is a link: [^\n]*$"):
+        resume(cut)
+    assert (tmp_path / "other").read_text() == "somebody's own"
+    (cut / name).unlink()
+    os.mkfifo(cut / name)
+    with pytest.raises(UserError, match=f"^{cut / name} is a pipe: [^\n]*$"):
+        resume(cut)
+
+
 def test_a_pipe_in_the_place_of_a_site_file_is_refused(cut: Path) -> None:
     path = cut / "sites/00-north.npy"
     path.unlink()
     os.mkfifo(path)
-    with pytest.raises(UserError, match=f"{path} is missing"):
+    with pytest.raises(UserError, match=f"{path} is a pipe"):
         resume(cut)

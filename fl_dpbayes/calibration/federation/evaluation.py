@@ -48,7 +48,14 @@ from fl_dpbayes.calibration.records import (
 from fl_dpbayes.calibration.statistics import CalibrationStatistics
 from fl_dpbayes.calibration.summarise import summarise, summarise_noised
 from fl_dpbayes.calibration.sums import Shapes, SumsForm, Total, sparse
-from fl_dpbayes.config import PREDICTORS, Adjacency, Role, RunWarning, warning
+from fl_dpbayes.config import (
+    MAX_GROUP_ATTRIBUTES,
+    PREDICTORS,
+    Adjacency,
+    Role,
+    RunWarning,
+    warning,
+)
 from fl_dpbayes.privacy import GaussianEvent, checked_statement
 from fl_dpbayes.protocol import (
     MAPPED,
@@ -172,6 +179,11 @@ class Evaluation:
             if self._form.noised is None:
                 raise ValueError("it sent noised sums, of which this outcome has none")
             attributes = {attribute for attribute, _ in reply.groups}
+            if len(attributes) > MAX_GROUP_ATTRIBUTES:
+                raise ValueError(
+                    f"its noised subgroups are of {len(attributes)} attributes, at most "
+                    f"{MAX_GROUP_ATTRIBUTES} are counted"
+                )
             sensitivity = largest_sensitivity(tables=1 + len(attributes))
             check_noise(
                 noise_std=reply.noise_std,

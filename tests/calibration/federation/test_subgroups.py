@@ -190,6 +190,19 @@ def test_noised_subgroups_of_too_little_noise_or_of_more_records_than_there_are_
     assert evaluation.subgroup_rows() == []
 
 
+def test_a_site_cannot_name_attributes_without_end_to_state_more_noise() -> None:
+    groups = tuple((f"attribute {number}", "yes") for number in range(6))
+    noise_std = 0.5 * math.sqrt(7)
+    with pytest.raises(ValueError, match="of 6 attributes, at most 5 are counted"):
+        read_noised(
+            Evaluation(form=TWO.sums),
+            "north",
+            groups,
+            noised_arrays(groups, noise_std, 0),
+            noise_std,
+        )
+
+
 REPLY = {"run": "cd" * 16, "round": 1, "request": "0" * 64, "release": "public"}
 
 
