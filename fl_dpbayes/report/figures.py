@@ -8,7 +8,12 @@ from typing import TypeVar
 
 from fl_dpbayes.calibration import METRICS, CalibrationRecord, ReliabilityRecord
 from fl_dpbayes.config import PREDICTORS
-from fl_dpbayes.report.calibration_figures import heat_figure, reliability_figure, sites_figure
+from fl_dpbayes.report.calibration_figures import (
+    heat_figure,
+    hospitals_figure,
+    reliability_figure,
+    sites_figure,
+)
 from fl_dpbayes.report.curve_figures import epsilon_figure, net_benefit_figure, roc_figure
 from fl_dpbayes.report.figure_style import DrawnFigure, drawn_figure, figure_name, save_figures
 from fl_dpbayes.report.headline import headline_predictor
@@ -16,6 +21,7 @@ from fl_dpbayes.report.numbers import UNDEFINED, count, decimal, interval, proba
 from fl_dpbayes.report.page_tables import error_cell
 from fl_dpbayes.report.run_files import EpsilonCurve
 from fl_dpbayes.report.summary import Summary
+from fl_dpbayes.report.verdicts import hospital_verdicts
 from fl_dpbayes.report.wording import ROLES, in_reading_order, predictor_name
 
 # "rotation (severity 3)", and as earlier runs wrote it.
@@ -30,13 +36,14 @@ def draw_figures(
     """Draw a run's figures and save them below its `figures` folder.
 
     Returns:
-        By the page's names: reliability diagrams (per role, last beside posterior), epsilon per
-        round, each metric per site, the error by shift and severity, ROC and decision curves (per
-        role). A figure without data is left out.
+        By the page's names: predicted risks and outcomes by hospital, reliability diagrams (per
+        role, last beside posterior), epsilon per round, each metric per site, the error by shift
+        and severity, ROC and decision curves (per role). A figure without data is left out.
     """
     places = in_reading_order(run.places)
     diagrams = _pooled_diagrams(run)
     figures = {
+        "hospitals_figure": [_draw_hospitals(run)],
         "reliability": [_draw_reliability(run, row) for row in diagrams],
         "epsilon": [_draw_epsilon(run, curves)],
         "sites_figures": [
@@ -80,6 +87,20 @@ def _by_role(rows: Iterable[Row]) -> list[list[Row]]:
     for row in rows:
         by_role[row.role].append(row)
     return [members for members in by_role.values() if members]
+
+
+def _draw_hospitals(run: Summary) -> DrawnFigure | None:
+    rows = [hospital.row for hospital in hospital_verdicts(run)]
+    rows = [row for row in rows if row.mean_risk is not None and row.event_rate is not None]
+    if not rows:
+        return None
+    title = "Predicted and happened, a dot a hospital"
+    subtitle = "with its 95% interval; filled: took no part in training"
+    return drawn_figure(
+        name="hospitals",
+        description=f"{title}, {subtitle}.",
+        draw=lambda: hospitals_figure(rows, title, subtitle),
+    )
 
 
 def _draw_reliability(run: Summary, row: ReliabilityRecord) -> DrawnFigure | None:

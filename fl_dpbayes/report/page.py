@@ -1,6 +1,7 @@
 """The report of a run: one page that needs no other file, no script and no network."""
 
 import re
+from collections import defaultdict
 from pathlib import Path
 
 from jinja2 import Environment, StrictUndefined
@@ -17,7 +18,7 @@ from fl_dpbayes.report.run_files import read_epsilon_curves, read_summary
 from fl_dpbayes.report.stylesheet import STYLESHEET
 from fl_dpbayes.report.summary import Summary
 from fl_dpbayes.report.template import CONTENTS, RUN
-from fl_dpbayes.report.verdicts import verdicts
+from fl_dpbayes.report.verdicts import TONES, verdicts
 
 PAGE = "report.html"
 HEADING = re.compile(r'<h2 id="(.+?)">(.+?)</h2>')
@@ -74,6 +75,7 @@ def write_page(folder: Path, template: str, **content: object) -> Path:
     """
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     environment.filters["unbroken"] = _unbroken
+    environment.globals["tones"] = defaultdict(str, TONES)
     page = environment.from_string(template).render(stylesheet=Markup(STYLESHEET), **content)
     links = [f'<li><a href="#{name}">{title}</a></li>' for name, title in HEADING.findall(page)]
     page = page.replace(CONTENTS, "".join(links), 1)

@@ -5,13 +5,15 @@ STYLESHEET = """
 --wash: #f6f8f9;
   --accent: #0072b2; --caution: #fdf5ee; --grid: #e3e7ea; --band: #dfe5ea; --edge: #b6bfc6; \
 --blue: #0072b2;
-  --vermillion: #d55e00; --green: #009e73; --purple: #cc79a7; --orange: #e69f00; --sky: #56b4e9; }
+  --vermillion: #d55e00; --green: #009e73; --purple: #cc79a7; --orange: #e69f00; --sky: #56b4e9;
+  --bad-ink: #b34700; --warn-ink: #8a5a00; --good-ink: #00795a; }
 @media screen and (prefers-color-scheme: dark) {
   :root { color-scheme: dark; --paper: #14181b; --ink: #e4e8eb; --muted: #a3b0ba; --line: #363f46; \
 --wash: #1e2429;
     --accent: #6cb8e6; --caution: #2e2219; --grid: #2a3238; --band: #333d45; --edge: #5b6770; \
 --blue: #56a9e0;
-    --vermillion: #f0843c; --green: #2fbf95; --purple: #dc93bb; }
+    --vermillion: #f0843c; --green: #2fbf95; --purple: #dc93bb;
+    --bad-ink: #f0843c; --warn-ink: #e0a33e; --good-ink: #2fbf95; }
 }
 * { box-sizing: border-box; } html { -webkit-text-size-adjust: 100%; }
 body { margin: 0; background: var(--paper); color: var(--ink); line-height: 1.55;
@@ -62,6 +64,12 @@ th:first-child, td:first-child { position: sticky; left: 0; background: var(--pa
 th:first-child { background: var(--wash); z-index: 2; }
 td.text:last-child { min-width: 8rem; }
 tr.more td { border-top-color: transparent; }
+.scroll.whole { max-height: none; }
+.tone { font-weight: 600; }
+.tone.bad { color: var(--bad-ink); }
+.tone.warn { color: var(--warn-ink); }
+.tone.good { color: var(--good-ink); }
+.tone.open { color: var(--muted); font-weight: 400; }
 td small { margin-left: .3rem; color: var(--muted); font-size: .82rem; }
 .figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(20rem, 100%), 1fr)); \
 gap: 1.5rem 2rem;

@@ -6,8 +6,8 @@ Every value in them is escaped unless it is one of our own figures.
 # Where the list of contents goes, which is read off the headings.
 CONTENTS = "<!-- contents -->"
 BEGIN = """\
-{%- macro table(content, caption) -%}
-<div class="scroll" tabindex="0" role="region" aria-label="{{ caption }}">
+{%- macro table(content, caption, extent="") -%}
+<div class="scroll {{ extent }}" tabindex="0" role="region" aria-label="{{ caption }}">
 <table><caption class="hidden">{{ caption }}</caption>
 <thead><tr>
 {%- for column in content.columns %}<th scope="col"{% if loop.index0 in content.text_columns %} \
@@ -17,8 +17,10 @@ class="text"{% endif %}>
 <tbody>
 {%- for row in content.rows %}
 <tr{% if not row[0][0] %} class="more"{% endif %}>
-{%- for value, quiet in row %}<td{% if loop.index0 in content.text_columns %} class="text"{% endif \
-%}>{{ value }}
+{%- for value, quiet in row %}
+{%- set tone = tones[value[:1]] -%}
+<td{% if loop.index0 in content.text_columns %} class="text"{% endif %}>
+{%- if tone %}<span class="tone {{ tone }}">{{ value }}</span>{% else %}{{ value }}{% endif %}
 {%- if quiet %} <small>{{ quiet }}</small>{% endif %}</td>{% endfor %}</tr>
 {%- endfor %}
 </tbody></table></div>
@@ -65,8 +67,9 @@ RUN_ANSWER = (
 private)\
 {% endif %}</h1>
 <p class="lead">{{ answer.lead }}{% if verdicts %} {{ verdicts.sentence }}{% endif %}</p>
-{% if verdicts %}{{ table(verdicts.shown, "What was seen at each hospital") }}
+{% if verdicts %}{{ table(verdicts.shown, "What was seen at each hospital", "whole") }}
 {{ further(verdicts.folded, "The other hospitals") }}
+{% for item in hospitals_figure %}{{ figure(item) }}{% endfor %}
 <p class="note">{{ words.VERDICT_NOTE }}</p>{% endif %}
 <p><strong>{{ answer.advice }}</strong></p>
 <ul><li>{{ answer.calibration | unbroken }}</li>

@@ -25,6 +25,8 @@ SIGNS: dict[Verdict, str] = {
     "fits here": "✓",
     "too few to tell": "?",
 }
+# What the style of a page calls the colour of a cell that begins with a sign.
+TONES = {"✗": "bad", "▲": "warn", "✓": "good", "?": "open"}
 two_places = partial(decimal, places=2)
 # More hospitals are folded, but for those whose risks are the farthest off.
 MOST_UNFOLDED = 12
