@@ -131,8 +131,8 @@ def test_the_first_sentence_says_who_and_how_often(summary):
 
 def test_where_all_outcomes_are_the_same_no_error_is_told(summary):
     row = row_of(summary, "pooled:held_out", "posterior")
-    row["rms_debiased"], row["intervals"]["rms_debiased"] = 0.0, [0.0, 0.245]
-    assert "too little is known here" in answer_of(summary).advice
+    row["rms_debiased"], row["intervals"]["rms_debiased"] = 0.0, [0.0, 0.26]
+    assert "too little is known here, an error of 26.0" in answer_of(summary).advice
     # No two records there can be told apart: no area under the ROC curve, and an interval that says
     # nothing.
     row["auroc"] = None
