@@ -65,12 +65,17 @@ while report["kills"] < kills:
         if report["kills"] == kills:
             assert os.waitpid(child, 0)[1] == 0
             break
-        time.sleep(rng.uniform(0, unbroken_seconds / 2))
+        events = folder / name / "events.jsonl"
+        if report["kills"] == 0:
+            # One kill falls into training however slow the machine is.
+            while not (events.is_file() and '"event": "site"' in events.read_text()):
+                time.sleep(0.005)
+        else:
+            time.sleep(rng.uniform(0, unbroken_seconds / 2))
         if os.waitpid(child, os.WNOHANG) != (0, 0):
             break
         os.killpg(child, signal.SIGKILL)
         os.waitpid(child, 0)
-        events = folder / name / "events.jsonl"
         report["rounds"].append(events.read_text().splitlines()[-1] if events.is_file() else "")
         report["kills"] += 1
         if not made and not (folder / name / "scenario.toml").is_file() and (folder / name).exists():
@@ -89,8 +94,6 @@ def test_kills_at_any_instant_change_neither_the_result_nor_what_it_cost(tmp_pat
     assert report["kills"] >= KILLS
     for name in report["runs"]:
         assert_same_run(tmp_path / name, tmp_path / "unbroken")
-    # How far a run had come when it was killed depends on the machine; training takes most of its
-    # time.
     assert any('"event": "train"' in last or '"event": "site"' in last for last in report["rounds"])
 
 
