@@ -160,6 +160,7 @@ from fl_dpbayes.config.scenario import (
     STUDY_PREFIX,
     Resources,
     Scenario,
+    Training,
     apply_overrides,
     load_scenario,
     scenario_content,
