@@ -117,8 +117,7 @@ class PrivateChain:
         declared = keys.pop("declared", None)
         position = keys.pop("position", None)
         with _text_withheld(UNREADABLE):
-            records = labelled_arrays(data)
-        self._records = _training_records(records, units)
+            self._records = _training_records(labelled_arrays(data), units)
         self.units = _checked_units(self._records, declared, privacy.delta)
         self._plan = _training_plan(privacy, keys)
         steps = self._plan.total_steps

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias, TypedDict, Unpack
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common import log
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 
@@ -230,7 +231,7 @@ class FALD(FedAvg):
 
     def _checked_metrics(self, reply: Message, node: str) -> Metrics:
         if reply.has_error():
-            raise ValueError(f"error code {reply.error.code}")
+            raise ValueError(_words_of(reply.error.code))
         if node in self._metrics:
             raise ValueError("it is the second of its node")
         metrics = _read_metrics(reply)
@@ -271,6 +272,12 @@ class FALD(FedAvg):
         """Return a metric of 0 or more of every site; nothing where one does not have it."""
         values = {site: metrics.get(name, -1) for site, metrics in self._metrics.items()}
         return values if min(values.values()) >= 0 else {}
+
+
+def _words_of(code: int) -> str:
+    if code != ErrorCode.CLIENT_APP_RAISED_EXCEPTION:
+        return f"error code {code}"
+    return "its ClientApp failed, as one of before Flower's Message API (client_fn) always does"
 
 
 def _read_metrics(reply: Message) -> Metrics:
