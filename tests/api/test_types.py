@@ -1,6 +1,7 @@
 """What a type checker and an editor see of the face: every keyword, with its type."""
 
 import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from fl_dpbayes.api.strategies import FedAvgKeys
 SETTINGS = """
 [mypy]
 ignore_missing_imports = True
+disallow_untyped_defs = True
 incremental = False
 [mypy-torch.*,numpy.*,pandas.*,matplotlib.*,sklearn.*,scipy.*,flwr.*,flwr_datasets.*,datasets.*]
 follow_imports = skip
@@ -57,13 +59,18 @@ WRONG = {
 
 
 @pytest.mark.slow
-def test_mypy_sees_ten_wrong_lines_and_lets_ten_right_ones_pass(tmp_path: Path) -> None:
+def test_mypy_sees_ten_wrong_lines_and_lets_ten_right_ones_and_the_page_pass(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "mypy.ini").write_text(SETTINGS)
+    page = (Path(__file__).parents[2] / "docs" / "python.md").read_text(encoding="utf-8")
+    examples = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    (tmp_path / "page.py").write_text("\n".join(examples))
     (tmp_path / "right.py").write_text(BEGINNING + RIGHT)
     (tmp_path / "wrong.py").write_text(BEGINNING + "\n".join(WRONG))
-    command = [sys.executable, "-m", "mypy", "--no-error-summary", "--hide-error-context"]
+    files = ["right.py", "page.py", "wrong.py"]
     checked = subprocess.run(
-        [*command, "--config-file", "mypy.ini", "--cache-dir", "cache", "right.py", "wrong.py"],
+        [sys.executable, "-m", "mypy", "--config-file", "mypy.ini", "--cache-dir", "cache", *files],
         cwd=tmp_path,
         capture_output=True,
         text=True,
