@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from fl_dpbayes.config import PrivacyPlan, SamplerSettings, Training
 from fl_dpbayes.errors import UserError
 
-# Names of Opacus, of torch's optimizers and of Flower's strategies before 1.20 -> ours.
+# Names of Opacus, of torch's optimizers, of Flower's strategies before its Message API -> ours.
 OTHER_LIBRARIES = {
     "target_epsilon": "epsilon",
     "target_delta": "delta",
@@ -56,9 +56,8 @@ def _meant(key: str, allowed: Collection[str]) -> str:
     ours = OTHER_LIBRARIES.get(key, key)
     if ours in allowed:
         return f"write {ours}=...; "
-    close = difflib.get_close_matches(key, allowed, n=1)
-    if close:
-        return f"did you mean {close[0]!r}? "
     place = PLACES.get(ours, "")
-    is_taken = place.partition("=")[0] in allowed
-    return f"write {place}; " if is_taken else ""
+    if place.partition("=")[0] in allowed:
+        return f"write {place}; "
+    close = difflib.get_close_matches(key, allowed, n=1)
+    return f"did you mean {close[0]!r}? " if close else ""

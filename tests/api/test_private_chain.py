@@ -258,6 +258,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "module is .*: give a torch module that was built": {"module": nn.Linear},
     r"no 'noise_multiplier': write privacy=fl.Privacy\(noise_multiplier=": {"noise_multiplier": 1},
     r"no 'batch_size': write privacy=fl.Privacy\(sampling_rate=": {"batch_size": 7},
+    r"no 'sample_rate': write privacy=fl.Privacy\(sampling_rate=": {"sample_rate": 0.1},
     r"no 'lr': write sampler=fl.DPSGLD\(step_size=...\)": {"lr": 0.1},
     "no 'round': did you mean 'rounds'": {"round": 3},
     "private chain: rounds is 'x': ": {"rounds": "x"},
