@@ -5,6 +5,7 @@ not pay.
 """
 
 from importlib import import_module
+from sys import modules
 from typing import TYPE_CHECKING, Any
 
 from fl_dpbayes.reproducible_products import ask_for_reproducible_products
@@ -20,6 +21,7 @@ __all__ = [
     "DPSGLD",
     "FALD",
     "MLP",
+    "ChainRelease",
     "Consensus",
     "DPAdam",
     "DPBayesByBackprop",
@@ -45,6 +47,7 @@ __all__ = [
     "register_opacus_accountant",
     "simulate",
     "sites_from_arrays",
+    "sites_from_datasets",
     "sites_from_frame",
     "strategies",
 ]
@@ -55,9 +58,11 @@ ask_for_reproducible_products()
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        raise AttributeError(
+            f"module {__name__!r} has no attribute {name!r}", name=name, obj=modules[__name__]
+        )
     return getattr(import_module("fl_dpbayes.api.public_names"), name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return __all__

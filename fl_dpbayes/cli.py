@@ -657,3 +657,7 @@ def _usage_error(error: click.ClickException) -> str:
 def _fail(text: str, status: int) -> None:
     errors.print(text, style="red", markup=False, highlight=False, soft_wrap=True)
     sys.exit(status)
+
+
+if __name__ == "__main__":
+    main()

@@ -13,6 +13,7 @@ from fl_dpbayes import cli
 from fl_dpbayes.config.scenario import load_scenario
 from fl_dpbayes.coordinator.deploy import AT_EACH_SITE, deploy_resume
 from fl_dpbayes.errors import UserError
+from fl_dpbayes.version import __version__
 
 SOLVE = "solve --epsilon 1 --delta 1e-5 --q .1 --steps 9"
 ACCOUNT = "account --delta 1e-5"
@@ -282,3 +283,12 @@ def test_own_server_and_clients_are_left_alone_or_named_before_anything_is_writt
     assert [said.count(f"{path} is in the way") for path in in_the_way] == [2, 2]
     assert "Traceback" not in said
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", ["fl_dpbayes", "fl_dpbayes.cli"])
+def test_it_is_a_module_to_run_too(module: str) -> None:
+    command = [sys.executable, "-m", module]
+    version = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True)
+    assert version.stdout == f"fl-dpbayes {__version__}\n"
+    assert subprocess.run([*command, "nothing"], capture_output=True, check=False).returncode == 2

@@ -57,6 +57,7 @@ def test_written_pages_are_up_to_date(script: str, page: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:a DataLoader's data set is read once")
 def test_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("fl_dpbayes.report.figures.drawn_figure", undrawn)

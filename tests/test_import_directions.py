@@ -30,6 +30,7 @@ LAYERS = [
     {"hospital"},
     {"coordinator"},
     {"cli"},
+    {"__main__"},
     {"fl_dpbayes"},
 ]
 # The rooms that start apps, look at what they release, or speak for the command line.
@@ -98,6 +99,7 @@ def test_every_module_is_ranked_and_imports_only_from_before() -> None:
 def test_root_holds_nothing_but_its_names_and_the_command_line() -> None:
     assert {path.name for path in (ROOT / "fl_dpbayes").glob("*.py")} == {
         "__init__.py",
+        "__main__.py",
         "cli.py",
         "errors.py",
         "reproducible_products.py",

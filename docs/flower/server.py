@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
-from task import PLAN, SITES, make_net, records
+from task import ROUNDS, SITES, make_net, records
 
 import fl_dpbayes as fl
 
@@ -24,9 +24,9 @@ def main(grid: Grid, context: Context) -> None:
         chances = fl.predict_proba(net, posterior, features)
         return MetricRecord({"accuracy": float((chances.argmax(axis=1) == labels.numpy()).mean())})
 
-    strategy.start(
-        grid, ArrayRecord(net.state_dict()), num_rounds=PLAN["rounds"], evaluate_fn=evaluate
-    )
+    strategy.start(grid, ArrayRecord(net.state_dict()), num_rounds=ROUNDS, evaluate_fn=evaluate)
     place = Path(str(context.run_config["posterior"])).resolve()
-    np.savez(place, **strategy.posterior().arrays)
+    posterior = strategy.posterior()
+    assert posterior is not None, "no round after burn-in had a reply that fits"
+    np.savez(place, **posterior.arrays)
     print(f"posterior samples: {place}")

@@ -8,8 +8,8 @@ import fl_dpbayes as fl
 
 SITES = 4
 PRIVACY = fl.Privacy(epsilon=4, delta=1e-3, clip_norm=4, sampling_rate=0.2)
-SAMPLER = {"kind": "dp-sgld", "step_size": {"kind": "constant", "initial": 0.5}}
-PLAN = {"rounds": 5, "steps_per_round": 20, "sampler": SAMPLER, "prior_share": 1 / SITES}
+SAMPLER = fl.DPSGLD(step_size=0.5)
+ROUNDS = 5
 
 
 def make_net() -> nn.Module:

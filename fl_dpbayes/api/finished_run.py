@@ -13,7 +13,11 @@ import pandas
 from matplotlib import pyplot
 from matplotlib.axes import Axes
 from torch import nn
+from torch.utils.data import DataLoader, Dataset
 
+from fl_dpbayes.api.labelled_records import Loadable, feature_array
+from fl_dpbayes.api.rows import Rows
+from fl_dpbayes.calibration import CalibrationRecord
 from fl_dpbayes.config import PREDICTORS, Scenario, counted, load_scenario, site_name
 from fl_dpbayes.data import SCENARIO_FILE
 from fl_dpbayes.errors import UserError
@@ -26,6 +30,7 @@ from fl_dpbayes.predict.stored_posterior import predicted_table
 from fl_dpbayes.report import (
     CALIBRATION_COLUMNS,
     PAGE,
+    PrivacyRecord,
     Summary,
     calibration_csv_row,
     headline_predictor,
@@ -33,6 +38,9 @@ from fl_dpbayes.report import (
     write_report,
 )
 from fl_dpbayes.report.calibration_figures import draw_bins
+
+# Of a record of privacy.
+NOT_IN_TABLE = ("history", "temperature_range")
 
 
 class Run:
@@ -57,16 +65,15 @@ class Run:
         self.summary: Summary = read_summary(folder)
 
     @property
-    def calibration(self) -> pandas.DataFrame:
-        """Calibration by site and predictor, a row for each; the columns of `calibration.csv`."""
-        rows = [calibration_csv_row(row) for row in self.summary.calibration]
-        return pandas.DataFrame(rows, columns=list(CALIBRATION_COLUMNS))
+    def calibration(self) -> Rows[CalibrationRecord]:
+        """Calibration by site and predictor; `to_frame()` has the columns of `calibration.csv`."""
+        return Rows(self.summary.calibration, CALIBRATION_COLUMNS, cells=calibration_csv_row)
 
     @property
-    def privacy(self) -> pandas.DataFrame:
+    def privacy(self) -> Rows[PrivacyRecord]:
         """What the run cost each site: epsilon, delta, budget, steps, temperature."""
-        hidden = {"history", "temperature_range"}
-        return pandas.DataFrame(row.model_dump(exclude=hidden) for row in self.summary.privacy)
+        columns = tuple(name for name in PrivacyRecord.model_fields if name not in NOT_IN_TABLE)
+        return Rows(self.summary.privacy, columns, cells=dict)
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -94,12 +101,13 @@ class Run:
         sites = tuple(name for name, spec in self.scenario.sites.items() if spec.role == "train")
         return RunPosterior(stored, self.folder, self.scenario.aggregation, sites)
 
-    def predict_proba(self, new: NewData) -> "Probabilities":
+    def predict_proba(self, new: NewData | Loadable) -> "Probabilities":
         """Predict new records with the posterior.
 
         Args:
             new: A DataFrame with the columns that the run's own records had, an array (N, ...) of
-                their shape, or the path of a file, as `fl-dpbayes predict` takes it.
+                their shape, a data set of (features, label), or the path of a file, as `fl-dpbayes
+                predict` takes it.
 
         Returns:
             Class probabilities and their uncertainty: one row per record, in order, with the
@@ -112,10 +120,11 @@ class Run:
             >>> p = run.predict_proba(frame)  # doctest: +SKIP
             >>> p["epistemic_uncertainty"], p[:, 1]  # doctest: +SKIP
         """
+        data = feature_array(new) if isinstance(new, Dataset | DataLoader) else new
         with self._module_at_hand():
             table = predicted_table(
                 run_dir=self.folder,
-                data=new,
+                data=data,
                 classes=pandas.Index(self.classes_.tolist()),
                 allowed_code=self._allowed_code,
             )
@@ -123,9 +132,37 @@ class Run:
             table.index = new.index
         return Probabilities(table)
 
-    def predict(self, new: NewData) -> npt.NDArray:
+    def predict(self, new: NewData | Loadable) -> npt.NDArray:
         """Return the most probable class of each new record, (N,)."""
         return self.classes_[self.predict_proba(new)[:, : len(self.classes_)].argmax(axis=1)]
+
+    def score(self, new: NewData | Loadable, labels: npt.ArrayLike) -> float:
+        """Return the share of new records whose most probable class is right, as scikit-learn does.
+
+        Args:
+            new: N records, as of `predict_proba`.
+            labels: Their classes, as `classes_` writes them, (N,).
+
+        Returns:
+            The accuracy, in [0, 1].
+
+        Raises:
+            UserError: If the records do not fit the run, or the labels do not fit the records.
+        """
+        classes = np.asarray(labels)
+        unknown = set(classes.ravel().tolist()) - set(self.classes_.tolist())
+        if unknown:
+            raise UserError(
+                f"labels hold {next(iter(unknown))!r}: the run's classes are "
+                f"{', '.join(map(str, self.classes_))}"
+            )
+        predicted = self.predict(new)
+        if classes.shape != predicted.shape:
+            raise UserError(
+                f"labels have shape {classes.shape}: give one for each of the "
+                f"{len(predicted)} records"
+            )
+        return float((predicted == classes).mean())
 
     def fit(self, *_: Any) -> "Run":
         """Return the run, which is fitted, as scikit-learn's FrozenEstimator does."""

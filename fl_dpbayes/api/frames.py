@@ -10,7 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import pandas
 from pandas.api.types import is_bool_dtype, is_numeric_dtype
+from torch.utils.data import DataLoader, Dataset
 
+from fl_dpbayes.api.labelled_records import LabelledData, Values, as_array, labelled_arrays
 from fl_dpbayes.commands.init_scenario import (
     MOST_CATEGORIES,
     ProposedFeatures,
@@ -34,7 +36,7 @@ IN_MEMORY = Path("given here")
 class SiteRecords:
     """The records of several sites, for `simulate`.
 
-    Made by `sites_from_frame` or `sites_from_arrays`.
+    Made by `sites_from_frame`, `sites_from_arrays` or `sites_from_datasets`.
 
     Attributes:
         source: What a scenario says of them; a run fills in the path.
@@ -162,8 +164,8 @@ def sites_from_frame(
 
 
 def sites_from_arrays(
-    features: npt.ArrayLike,
-    labels: npt.ArrayLike,
+    features: Values,
+    labels: Values,
     sites: npt.ArrayLike,
     *,
     units: npt.ArrayLike | None = None,
@@ -212,6 +214,57 @@ def sites_from_arrays(
         sizes=_sizes(arrays["sites"], arrays.get("units", np.arange(len(values)))),
         names=names,
         left_out={},
+    )
+
+
+def sites_from_datasets(
+    datasets: Mapping[str, LabelledData],
+    *,
+    units: Mapping[str, npt.ArrayLike] | None = None,
+) -> SiteRecords:
+    """Read torch's data sets as the records of several sites, one for each.
+
+    A DataLoader's data set is read once; its batch size and shuffling are not used.
+
+    Args:
+        datasets: Site -> a Dataset or DataLoader of (features, label), or a tuple of two arrays or
+            tensors, (N, *shape) and (N,).
+        units: Site -> each record's privacy unit, such as the patient, (N,); None: each record of
+            all sites is one.
+
+    Returns:
+        The records by site.
+
+    Raises:
+        UserError: If a site's records are no such thing, or differ in shape from another's.
+
+    Example:
+        >>> sites_from_datasets(
+        ...     {"north": ([[0.1]] * 30, [0, 1] * 15), "south": ([[0.9]] * 30, [0, 1] * 15)}
+        ... )
+        2 sites by records: north (30), south (30); 1 features
+    """
+    if not isinstance(datasets, Mapping) or not datasets:
+        raise UserError(
+            f"datasets is a {type(datasets).__name__}: give a dictionary, site -> data set"
+        )
+    if units is not None and units.keys() != datasets.keys():
+        raise UserError(f"units name {', '.join(units)}: name the sites {', '.join(datasets)}")
+    records = {}
+    for site, data in datasets.items():
+        try:
+            records[site] = labelled_arrays(data)
+        except UserError as error:
+            raise UserError(f"site {site!r}: {error}") from None
+    shapes = {site: site_records.features.shape[1:] for site, site_records in records.items()}
+    if len(set(shapes.values())) > 1:
+        raise UserError(f"records differ in shape: {shapes}")
+    sizes = [len(site_records.labels) for site_records in records.values()]
+    return sites_from_arrays(
+        np.concatenate([site_records.features for site_records in records.values()]),
+        np.concatenate([site_records.labels for site_records in records.values()]),
+        np.repeat(list(records), sizes),
+        units=None if units is None else np.concatenate([units[site] for site in records]),
     )
 
 
@@ -274,12 +327,17 @@ def _without_false_public(source: Table, table: pandas.DataFrame) -> Table:
     return source.model_copy(update={"constants": "from_records"})
 
 
-def _feature_array(features: npt.ArrayLike) -> npt.NDArray:
+def _feature_array(features: Values) -> npt.NDArray:
     mistake = UserError(
         "features are no (N, *shape) finite numbers: give a row per record, with no value missing"
     )
+    if isinstance(features, Dataset | DataLoader):
+        raise UserError(
+            f"features are a {type(features).__name__}: give sites_from_datasets a dictionary, "
+            "site -> data set"
+        )
     try:
-        values = np.asarray(features)
+        values = as_array(features)
     except ValueError:
         # Rows of different lengths.
         raise mistake from None
@@ -289,11 +347,12 @@ def _feature_array(features: npt.ArrayLike) -> npt.NDArray:
     return values
 
 
-def _texts_of_array(name: str, array: npt.ArrayLike, records: int) -> npt.NDArray:
-    column = pandas.Series(np.asarray(array).ravel() if np.ndim(array) == 1 else [])
+def _texts_of_array(name: str, array: Values, records: int) -> npt.NDArray:
+    values = as_array(array)
+    column = pandas.Series(values if values.ndim == 1 else [])
     if len(column) != records or column.isna().any():
         raise UserError(
-            f"{name} have shape {np.shape(array)}: give one for each of the {records} records"
+            f"{name} have shape {values.shape}: give one for each of the {records} records"
         )
     return column_texts(_plain(column))
 

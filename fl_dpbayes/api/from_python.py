@@ -4,6 +4,7 @@ import shutil
 import tomllib
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
@@ -14,6 +15,7 @@ from torch import nn
 
 from fl_dpbayes.api.finished_run import Run
 from fl_dpbayes.api.frames import SiteRecords
+from fl_dpbayes.api.keywords import check_keywords
 from fl_dpbayes.commands.init_scenario import (
     LEAST_UNITS,
     proposed_clip_norm,
@@ -22,9 +24,13 @@ from fl_dpbayes.commands.init_scenario import (
 )
 from fl_dpbayes.config import (
     AnyPrivacyPlan,
+    CNNModel,
+    LogisticModel,
+    MLPModel,
     Model,
     ModuleModel,
     NoPrivacyPlan,
+    PrivacyPlan,
     Rule,
     SamplerSettings,
     Scenario,
@@ -41,8 +47,33 @@ from fl_dpbayes.files.folder_lock import folder_lock
 from fl_dpbayes.files.templates import templates
 from fl_dpbayes.models import provided
 
-# Part of `simulate` -> section of a scenario, in the order in which mistakes are named.
-SECTIONS = {"sampler": "sampler", "privacy": "privacy", "rule": "aggregation", "model": "model"}
+
+@dataclass(frozen=True)
+class Part:
+    """A part of `simulate` that is a section of a scenario.
+
+    Attributes:
+        section: Name of the section.
+        records: What the part may be.
+        example: How to write one.
+    """
+
+    section: str
+    records: tuple[type[BaseModel], ...]
+    example: str
+
+
+# In the order in which mistakes are named.
+PARTS = {
+    "sampler": Part("sampler", (SamplerSettings,), "fl.DPSGLD(step_size=0.3)"),
+    "privacy": Part("privacy", (PrivacyPlan, NoPrivacyPlan), "fl.Privacy(epsilon=4.0, delta=1e-4)"),
+    "rule": Part("aggregation", (Rule,), "fl.FALD()"),
+    "model": Part(
+        "model",
+        (LogisticModel, MLPModel, CNNModel, ModuleModel),
+        "fl.MLP(hidden=[32]), or a torch module that was built",
+    ),
+}
 # Keys of `privacy` whose meaning depends on how noise and step size are coupled.
 COUPLED_KEYS = {"coupling", "temperature", "noise_multiplier"}
 
@@ -75,8 +106,8 @@ def simulate(
     (`records.parquet` or `records.npz`): it is as confidential as they.
 
     Args:
-        data: The records of `sites_from_frame` or `sites_from_arrays`; or the name of a scenario
-            that comes with the package, or the path of one.
+        data: The records of `sites_from_frame`, `sites_from_arrays` or `sites_from_datasets`; or
+            the name of a scenario that comes with the package, or the path of one.
         settings: Key of a scenario -> value, such as `{"privacy.epsilon": 2}`.
         **parts: Any of these.
 
@@ -129,15 +160,16 @@ def simulate(
 
 
 def _check_arguments(data: object, settings: object, parts: Parts) -> None:
-    unknown = parts.keys() - Parts.__annotations__.keys()
-    if unknown:
+    check_keywords("simulate", parts, [*Parts.__annotations__, "settings"])
+    if not isinstance(data, SiteRecords | str | Path):
         raise UserError(
-            f"simulate takes no {min(unknown)!r}: it takes {', '.join(Parts.__annotations__)}"
+            f"simulate has a {type(data).__name__}: give records of sites_from_frame, "
+            "sites_from_arrays or sites_from_datasets, or a scenario's name"
         )
-    if not isinstance(data, SiteRecords | str | Path) or not isinstance(settings, Mapping | None):
+    if not isinstance(settings, Mapping | None):
         raise UserError(
-            f"simulate has a {type(data).__name__} and a {type(settings).__name__}: give records "
-            "of sites_from_frame, or a scenario's name, and a dictionary"
+            f"settings is a {type(settings).__name__}: give a dictionary, such as "
+            '{"privacy.epsilon": 2}'
         )
     engine = parts.get("engine", "inline")
     if engine not in ("inline", "flower"):
@@ -204,26 +236,32 @@ def _content_of_records(data: SiteRecords) -> dict[str, Any]:
 def _set_sections(content: dict[str, Any], parts: Parts) -> None:
     sampler = parts.get("sampler")
     has_temperature = not isinstance(sampler, SamplerSettings) or sampler.has_temperature
-    for part, section in SECTIONS.items():
-        record: Any = parts.get(part)
-        if record is None or (part == "model" and isinstance(record, nn.Module)):
+    for name, part in PARTS.items():
+        record: Any = parts.get(name)
+        if record is None or (name == "model" and isinstance(record, nn.Module)):
             continue
-        if not isinstance(record, BaseModel):
-            raise UserError(
-                f"{part} is {str(record)[:60]!r}: give an object such as "
-                "fl.DPSGLD(step_size=0.3), fl.FALD()"
-            )
+        if not isinstance(record, part.records):
+            raise UserError(_wrong_part(name, part, record))
         keys = record.model_dump(mode="json", include=record.model_fields_set | {"kind", "rule"})
         # A temperature of 1 is Privacy's default, not a wish.
         if not has_temperature and keys.get("temperature") == 1.0:
             del keys["temperature"]
-        before = content.get(section, {})
-        kept_keys = _kept_keys(part, record, before)
+        before = content.get(part.section, {})
+        kept_keys = _kept_keys(name, record, before)
         if not has_temperature or "coupling" in keys:
             kept_keys -= COUPLED_KEYS
-        content[section] = {name: before[name] for name in kept_keys & before.keys()} | keys
+        content[part.section] = {key: before[key] for key in kept_keys & before.keys()} | keys
     if isinstance(parts.get("privacy"), NoPrivacyPlan):
         content["sampler"]["kind"] = content["sampler"]["kind"].removeprefix("dp-")
+
+
+def _wrong_part(name: str, part: Part, given: object) -> str:
+    if name == "privacy" and isinstance(given, int | float):
+        return (
+            f"privacy is {given}: write privacy=fl.Privacy(epsilon={given}, delta=...), delta "
+            "below 1 / n for n patients of the largest site"
+        )
+    return f"{name} is {str(given)[:60]!r}: write {name}={part.example}"
 
 
 def _kept_keys(part: str, record: BaseModel, before: Mapping[str, Any]) -> set[str]:

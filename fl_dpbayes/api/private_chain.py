@@ -9,23 +9,31 @@ import copy
 import logging
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypedDict, Unpack
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
-from torch.utils.data import Dataset
 
-from fl_dpbayes.config import SGLD, ConstantStepSize, PrivacyPlan, TrainingPlan, read_record
+from fl_dpbayes.api.chain_release import ChainPrivacy, ChainRelease
+from fl_dpbayes.api.keywords import check_keywords
+from fl_dpbayes.api.labelled_records import LabelledArrays, LabelledData, labelled_arrays
+from fl_dpbayes.config import (
+    SGLD,
+    ConstantStepSize,
+    PrivacyPlan,
+    SamplerSettings,
+    TrainingPlan,
+    read_record,
+)
 from fl_dpbayes.data import MAX_DECLARATION_ERROR, most_declared
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.files import digest, read_sealed_json, write_sealed_json
 from fl_dpbayes.files.folder_lock import folder_lock
 from fl_dpbayes.models import check_records_apart, parameters, repeatable, validate_module
-from fl_dpbayes.posterior import PosteriorSamples, predict
+from fl_dpbayes.posterior import PosteriorSamples
 from fl_dpbayes.privacy import (
     History,
     Streams,
@@ -37,85 +45,28 @@ from fl_dpbayes.privacy import (
 from fl_dpbayes.protocol import Arrays, SentArray, read_sent_arrays
 from fl_dpbayes.samplers import ChainDivergedError, TrainingRecords, initial_vectors, run_chain
 
-Values: TypeAlias = npt.ArrayLike | torch.Tensor
-FeaturesAndLabels: TypeAlias = tuple[Values, Values]
 Position: TypeAlias = MutableMapping[str, Any]
 State: TypeAlias = Mapping[str, npt.NDArray] | Mapping[str, SentArray]
+UNREADABLE = (
+    "the data set failed while it was read, and its error may quote a record: run "
+    "[data[i] for i in range(len(data))] on this machine to see it (its log has it too)"
+)
+FAILED = "the chain failed after its steps were spent: see the log of this machine"
 log = logging.getLogger("fl_dpbayes")
 
 
-@dataclass(frozen=True)
-class ChainPrivacy:
-    """What the steps of a chain have cost so far.
+class ChainKeys(TypedDict, total=False):
+    """What `PrivateChain` and `private_chain` take by name; see there."""
 
-    Attributes:
-        epsilon: Of the steps until now, by their privacy-loss distribution; it holds if the number
-            of steps was fixed beforehand.
-        epsilon_planned: Of the whole plan, which holds whoever stops it, and when.
-        delta: In (0, 1).
-        noise_multipliers: Least and greatest sigma_t, the noise on the sum over the clip norm.
-        steps: Number of steps until now.
-        units: Number n of privacy units, taken to be public.
-    """
-
-    epsilon: float
-    epsilon_planned: float
-    delta: float
-    noise_multipliers: tuple[float, float]
-    steps: int
-    units: int
-
-
-@dataclass(frozen=True)
-class ChainRelease:
-    """What a stretch of a private chain leaves, which may be published at the cost of `privacy`.
-
-    Attributes:
-        samples: Posterior samples that the plan keeps of this stretch, parameter name ->
-            (M, *shape); M may be 0.
-        last: The last state, parameter name -> float32 array.
-        temperature: Mean of T_t over the stretch, weighted by step size; 1 is the posterior, 0
-            says that the sampler has none.
-        step_size: Of the last step.
-        privacy: What the chain has cost so far.
-        module: The module whose parameters were sampled.
-    """
-
-    samples: PosteriorSamples
-    last: Arrays
-    temperature: float
-    step_size: float
-    privacy: ChainPrivacy
-    module: nn.Module
-
-    @property
-    def metrics(self) -> dict[str, int | float]:
-        """The public and accounted numbers that a reply carries in its MetricRecord."""
-        return {
-            "num-examples": self.privacy.units,
-            "epsilon": self.privacy.epsilon,
-            "delta": self.privacy.delta,
-            "epsilon-planned": self.privacy.epsilon_planned,
-            "steps": self.privacy.steps,
-            "temperature": self.temperature,
-            "step-size": self.step_size,
-        }
-
-    def predict_proba(self, features: Values) -> npt.NDArray[np.float64]:
-        """Average the class probabilities of the stretch's samples.
-
-        Args:
-            features: N records, (N, *shape).
-
-        Returns:
-            Class probabilities, (N, classes).
-
-        Raises:
-            UserError: If the stretch kept no sample.
-        """
-        if not len(self.samples):
-            raise UserError("this stretch kept no posterior sample: lower burn_in or thinning")
-        return predict_proba(self.module, self.samples, features)
+    units: npt.ArrayLike | None
+    declared: int | None
+    position: Position | Path | None
+    rounds: int
+    steps_per_round: int
+    burn_in: int
+    thinning: int
+    sampler: SamplerSettings | Mapping[str, Any]
+    prior_share: float
 
 
 class PrivateChain:
@@ -124,48 +75,52 @@ class PrivateChain:
     def __init__(
         self,
         module: nn.Module,
-        data: Dataset | FeaturesAndLabels,
+        data: LabelledData,
         privacy: PrivacyPlan,
-        *,
-        units: npt.ArrayLike | None = None,
-        declared: int | None = None,
-        position: Position | Path | None = None,
-        **plan: Any,
+        **keys: Unpack[ChainKeys],
     ) -> None:
         """Plan the whole chain; no step is taken.
 
         Args:
             module: No layer may mix the records of a batch; it is not changed.
-            data: A torch Dataset of (features, label), or the two as tensors or arrays, labels
-                0 .. classes - 1.
+            data: A torch Dataset of (features, label), a DataLoader of one, or the two as a tuple
+                of tensors or arrays; labels 0 .. classes - 1. A DataLoader's data set is read once:
+                batches are drawn by `privacy.sampling_rate`.
             privacy: The budget, `Privacy(epsilon=4, delta=1e-3)`.
-            units: The privacy unit of each record, such as a patient's number, (N,); None: each
-                record is one.
-            declared: A public number n of units, right to a fifth of the real one; None: they are
-                counted, and their number is then public.
-            position: Where the steps that are spent are written before they are taken: a file in a
-                folder of its own, or a mapping that outlives this object, such as a ConfigRecord of
-                a node's `context.state`.
-            **plan: Fields of `TrainingPlan`: rounds (1), steps_per_round (200), burn_in (half),
-                thinning (5), sampler (DP-SGLD at step size 0.1), and prior_share, 1/K where K sites
-                share the prior.
+            **keys: Any of these.
+
+                - `units`: The privacy unit of each record, such as a patient's number, (N,);
+                  without it each record is one.
+                - `declared`: A public number n of units, right to a fifth of the real one; without
+                  it they are counted, and their number is then public.
+                - `position`: Where the steps that are spent are written before they are taken: a
+                  file in a folder of its own, or a mapping that outlives this object, such as a
+                  ConfigRecord of a node's `context.state`.
+                - `rounds`, `steps_per_round`: Of the whole plan; 1 and 200.
+                - `burn_in`: First steps of which no sample is kept; half of all.
+                - `thinning`: One state in so many is kept; 5.
+                - `sampler`: Such as `DPSGLD(step_size=0.3)`; DP-SGLD at step size 0.1.
+                - `prior_share`: 1/K where K sites share the prior; 1.
 
         Raises:
             UserError: If module, data, plan and position do not fit each other, or no noise meets
                 the budget.
             RuntimeError: If the data cannot be read. No error's text holds anything of them.
         """
-        if not isinstance(privacy, PrivacyPlan):
-            raise UserError(
-                f"privacy is {type(privacy).__name__}: a private chain needs a budget, "
-                "fl.Privacy(...)"
-            )
+        names = [*ChainKeys.__annotations__, "module", "data", "privacy"]
+        check_keywords("a private chain", keys, names)
+        _check_budget(privacy)
+        if not isinstance(module, nn.Module):
+            raise UserError(f"module is {str(module)[:60]!r}: give a torch module that was built")
         validate_module(module)
-        with _text_withheld("the records cannot be read"):
-            self._records = _training_records(data, units)
+        units = keys.pop("units", None)
+        declared = keys.pop("declared", None)
+        position = keys.pop("position", None)
+        with _text_withheld(UNREADABLE):
+            self._records = _training_records(labelled_arrays(data), units)
         self.units = _checked_units(self._records, declared, privacy.delta)
-        steps = plan.get("rounds", 1) * plan.get("steps_per_round", 200)
-        self._plan = _training_plan(privacy, plan, steps)
+        self._plan = _training_plan(privacy, keys)
+        steps = self._plan.total_steps
         self._module = module
         self._epsilon = self._cost(planned_stretch(self._plan, self.units, 0, steps).history)
         if self._epsilon > privacy.epsilon:
@@ -207,7 +162,7 @@ class PrivateChain:
         vector = self._start_vector(start, module)
         first = self._reserve_steps()
         size = self._plan.steps_per_round
-        with _text_withheld("the chain failed after its steps were spent"):
+        with _text_withheld(FAILED):
             repeatable(next(module.parameters()).device)
             result = run_chain(
                 module,
@@ -249,6 +204,7 @@ class PrivateChain:
         return ChainPrivacy(
             epsilon=self._cost(history),
             epsilon_planned=self._epsilon,
+            budget=self._plan.privacy.epsilon,
             delta=self._plan.privacy.delta,
             noise_multipliers=(float(noise_multipliers.min()), float(noise_multipliers.max())),
             steps=steps,
@@ -285,7 +241,7 @@ class PrivateChain:
 
 
 def private_chain(
-    module: nn.Module, data: Dataset | FeaturesAndLabels, privacy: PrivacyPlan, **keys: Any
+    module: nn.Module, data: LabelledData, privacy: PrivacyPlan, **keys: Unpack[ChainKeys]
 ) -> ChainRelease:
     """Sample the posterior of a module's parameters privately, from one institution's records.
 
@@ -307,24 +263,6 @@ def private_chain(
     return PrivateChain(module, data, privacy, **keys).advance()
 
 
-def predict_proba(
-    module: nn.Module, samples: PosteriorSamples, features: Values
-) -> npt.NDArray[np.float64]:
-    """Average a module's class probabilities over posterior samples.
-
-    Args:
-        module: The module, (N, *shape) -> logits (N, classes).
-        samples: Samples of its parameters.
-        features: N records, (N, *shape).
-
-    Returns:
-        Class probabilities, (N, classes).
-    """
-    rows = np.asarray(features, np.float32)
-    device = next(module.parameters()).device
-    return predict(module, samples.arrays, samples.weights, rows, device=device).probabilities
-
-
 @contextmanager
 def _text_withheld(failure: str) -> Iterator[None]:
     """Keep an error's text here: it may quote a record, and Flower sends it to the server."""
@@ -334,7 +272,17 @@ def _text_withheld(failure: str) -> Iterator[None]:
         raise
     except Exception:
         log.exception(failure)
-        raise RuntimeError(f"{failure}: see the log of this machine") from None
+        raise RuntimeError(failure) from None
+
+
+def _check_budget(privacy: object) -> None:
+    if isinstance(privacy, PrivacyPlan):
+        return
+    epsilon = f"{privacy}" if isinstance(privacy, int | float) else "4.0"
+    raise UserError(
+        f"privacy is {str(privacy)[:60]}: a private chain needs a budget, write "
+        f"fl.Privacy(epsilon={epsilon}, delta=1e-3), delta below 1 / n for n units"
+    )
 
 
 def _checked_units(records: TrainingRecords, declared: int | None, delta: float) -> int:
@@ -351,41 +299,42 @@ def _checked_units(records: TrainingRecords, declared: int | None, delta: float)
     return units
 
 
-def _training_plan(privacy: PrivacyPlan, keys: Mapping[str, Any], steps: int) -> TrainingPlan:
-    defaults = {
+def _training_plan(privacy: PrivacyPlan, keys: ChainKeys) -> TrainingPlan:
+    content: dict[str, Any] = {
         "rounds": 1,
         "steps_per_round": 200,
-        "burn_in": steps // 2,
+        "burn_in": 0,
         "thinning": 5,
         "sampler": SGLD(step_size=ConstantStepSize(initial=0.1)),
+        **keys,
+        "privacy": privacy,
+        "chain_start": "broadcast",
     }
-    fixed = {"privacy": privacy, "chain_start": "broadcast"}
-    plan = read_record(TrainingPlan, {**defaults, **keys, **fixed}, "TrainingPlan")
-    travels_whole = plan.rounds == 1 or len(plan.sampler.state_vectors) == 1
-    if plan.chains > 1 or not travels_whole:
+    plan = read_record(TrainingPlan, content, "private chain")
+    if "burn_in" not in keys:
+        content["burn_in"] = plan.total_steps // 2
+        plan = read_record(TrainingPlan, content, "private chain")
+    if plan.rounds > 1 and len(plan.sampler.state_vectors) > 1:
         raise UserError(
-            f"only a state of parameters travels between rounds: {plan.sampler.kind!r} and chains "
-            "> 1 have more"
+            f"only a state of parameters travels between rounds, and {plan.sampler.kind!r} has "
+            "more: set rounds=1"
         )
     return plan
 
 
-def _training_records(
-    data: Dataset | FeaturesAndLabels, units: npt.ArrayLike | None
-) -> TrainingRecords:
-    if isinstance(data, tuple):
-        features, labels = map(np.asarray, data)
-    else:
-        records = [data[number] for number in range(len(data))]  # type: ignore[arg-type]
-        features = np.stack([np.asarray(record[0]) for record in records])
-        labels = np.stack([np.asarray(record[1]) for record in records])
-    is_whole = np.issubdtype(labels.dtype, np.integer)
-    if labels.ndim != 1 or len(labels) != len(features) or not is_whole:
-        raise UserError("give one label for each record, all whole numbers")
+def _training_records(records: LabelledArrays, units: npt.ArrayLike | None) -> TrainingRecords:
+    labels = records.labels
+    if not np.issubdtype(labels.dtype, np.integer):
+        raise UserError(
+            f"the labels are of type {labels.dtype}: give one whole number from 0 for each record, "
+            "such as labels.long()"
+        )
     unit_names = np.arange(len(labels)) if units is None else np.asarray(units)
     unit_index = np.unique(unit_names, return_inverse=True)[1]
     if unit_index.shape != labels.shape:
         raise UserError("units has another shape: give one for each record")
     return TrainingRecords(
-        features.astype(np.float32), labels.astype(np.int64), unit_index.astype(np.int64)
+        features=records.features.astype(np.float32),
+        targets=labels.astype(np.int64),
+        unit_index=unit_index.astype(np.int64),
     )

@@ -7,15 +7,18 @@ its site's own word; the strategies of this package's own app check both against
 from collections import Counter
 from collections.abc import Callable, Iterable
 from logging import WARNING
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypedDict, Unpack
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common import log
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 
+from fl_dpbayes.api.keywords import check_keywords
 from fl_dpbayes.config import RunWarning, aggregation, outside_text
+from fl_dpbayes.errors import UserError
 from fl_dpbayes.posterior import (
     PosteriorSamples,
     average_of_states,
@@ -27,13 +30,31 @@ from fl_dpbayes.posterior import (
 from fl_dpbayes.protocol import Arrays, read_sent_arrays
 from fl_dpbayes.report import sentence
 
+__all__ = ["FALD"]
+
 Messages: TypeAlias = Iterable[Message]
 Metrics: TypeAlias = dict[str, int | float]
+MetricsFunction: TypeAlias = Callable[[list[RecordDict], str], MetricRecord]
 MOST_UNITS = 10**12
 MOST_METRICS = 64
 MOST_VALUE = 1e15
 # Metrics of which a round reports the largest over its sites.
 COSTS = ("epsilon", "epsilon-planned", "delta", "steps")
+
+
+class FedAvgKeys(TypedDict, total=False):
+    """What `flwr.serverapp.strategy.FedAvg` takes by name; see there."""
+
+    fraction_train: float
+    fraction_evaluate: float
+    min_train_nodes: int
+    min_evaluate_nodes: int
+    min_available_nodes: int
+    weighted_by_key: str
+    arrayrecord_key: str
+    configrecord_key: str
+    train_metrics_aggr_fn: MetricsFunction | None
+    evaluate_metrics_aggr_fn: MetricsFunction | None
 
 
 class FALD(FedAvg):
@@ -55,7 +76,7 @@ class FALD(FedAvg):
         thinning: int = 1,
         on_round: Callable[[int, Arrays, Metrics], object] = lambda *_: None,
         on_sample: Callable[[int, PosteriorSamples], object] = lambda *_: None,
-        **fedavg: Any,
+        **fedavg: Unpack[FedAvgKeys],
     ) -> None:
         """Make the strategy.
 
@@ -66,7 +87,12 @@ class FALD(FedAvg):
             on_round: Called after each round with its number, the averaged state and its metrics.
             on_sample: Called with the number of a round and the sample that was kept of it.
             **fedavg: What `flwr.serverapp.strategy.FedAvg` takes, such as fraction_train.
+
+        Raises:
+            UserError: If a keyword is unknown.
         """
+        own_keys = ("rule", "burn_in", "thinning", "on_round", "on_sample")
+        check_keywords("FALD", fedavg, [*FedAvgKeys.__annotations__, *own_keys])
         super().__init__(**fedavg)
         self.rule = rule or aggregation.FALD(rule="fald")
         self.burn_in = burn_in
@@ -80,6 +106,18 @@ class FALD(FedAvg):
         self._states: dict[str, Arrays] = {}
         self._samples: list[PosteriorSamples] = []
         self._logged_warnings: set[RunWarning] = set()
+
+    def initialize_parameters(self, **_: object) -> None:
+        """Refuse the strategies' interface of before Flower's Message API, and say what to use.
+
+        Raises:
+            UserError: Always.
+        """
+        raise UserError(
+            "fl.strategies.FALD is of Flower's Message API, and was given to a ServerApp of before "
+            "it (strategy=, ServerConfig): call strategy.start(grid, arrays, num_rounds=...) in a "
+            "function that @app.main() decorates, and start the app by  flwr run  (docs/flower.md)"
+        )
 
     def posterior(self) -> PosteriorSamples | None:
         """Return the samples so far, weighed by step size; None where there are none.
@@ -193,7 +231,7 @@ class FALD(FedAvg):
 
     def _checked_metrics(self, reply: Message, node: str) -> Metrics:
         if reply.has_error():
-            raise ValueError(f"error code {reply.error.code}")
+            raise ValueError(_words_of(reply.error.code))
         if node in self._metrics:
             raise ValueError("it is the second of its node")
         metrics = _read_metrics(reply)
@@ -236,6 +274,12 @@ class FALD(FedAvg):
         return values if min(values.values()) >= 0 else {}
 
 
+def _words_of(code: int) -> str:
+    if code != ErrorCode.CLIENT_APP_RAISED_EXCEPTION:
+        return f"error code {code}"
+    return "its ClientApp failed, as one of before Flower's Message API (client_fn) always does"
+
+
 def _read_metrics(reply: Message) -> Metrics:
     """Read the one MetricRecord of a reply: at most 64 numbers within 1e15 with printable names."""
     records = list(reply.content.metric_records.values())
@@ -255,3 +299,7 @@ def _read_metrics(reply: Message) -> Metrics:
             raise ValueError(f"its metric {printable_name!r} is not one number within 1e15")
         metrics[name] = value
     return metrics
+
+
+def __dir__() -> list[str]:
+    return __all__

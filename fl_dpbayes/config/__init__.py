@@ -161,6 +161,7 @@ from fl_dpbayes.config.scenario import (
     STUDY_PREFIX,
     Resources,
     Scenario,
+    Training,
     apply_overrides,
     load_scenario,
     scenario_content,

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt
 
+from fl_dpbayes.config.accepting import Accepting, Keys
 from fl_dpbayes.config.plan import TrainingPlan
 from fl_dpbayes.config.rule import PublicInputs, Rule, WeighedRule, register_rule
 from fl_dpbayes.config.sampler import GaussianPrior, LaplacePrior, Sampler
@@ -249,7 +250,7 @@ class DistillingRule(Rule):
     whole_prior = True
     makes_point = True
     averages_weights = False
-    public: PublicInputs = Field(
+    public: Accepting[PublicInputs, Keys] = Field(
         description="for example --set aggregation.public.kind=synthetic --set "
         "aggregation.public.pattern=strokes, or "
         "a file of public records (README, Aggregation)"

@@ -14,6 +14,7 @@ from pydantic import (
     model_validator,
 )
 
+from fl_dpbayes.config.accepting import Accepting, Keys, default
 from fl_dpbayes.config.sampler import Sampler
 from fl_dpbayes.files import Config
 
@@ -103,13 +104,13 @@ class PrivacyPlan(Config):
     epsilon: PositiveFloat = Field(
         description="or choose a sampler.kind without 'dp-' if nothing is to be protected"
     )
-    delta: Probability
+    delta: Probability = Field(description="below 1 / n for n privacy units")
     adjacency: Adjacency = "add_or_remove_one"
     coupling: NoiseCoupling = "constant"
     noise_multiplier: Annotated[float, Field(gt=0)] | None = None
     temperature: PositiveFloat | None = None
     clip_norm: Annotated[float, Field(ge=MIN_CLIP_NORM)] = 1.0
-    clipping: Clipping = FlatClipping()
+    clipping: Accepting[Clipping, Keys] = default(FlatClipping())
     sampling_rate: SamplingRate
     pre_noise: Annotated[float, Field(ge=0)] = 0.0
 
@@ -161,7 +162,7 @@ class NoPrivacyPlan(Config):
 
     sampling_rate: SamplingRate = 0.5
     clip_norm: Annotated[float, Field(ge=MIN_CLIP_NORM)] | None = None
-    clipping: Clipping = FlatClipping()
+    clipping: Accepting[Clipping, Keys] = default(FlatClipping())
     noise_standard_deviation: Annotated[float, Field(ge=0)] = 0.0
     temperature: PositiveFloat | None = None
     delta: Probability = 1e-5

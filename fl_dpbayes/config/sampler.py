@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, PositiveFloat
 
+from fl_dpbayes.config.accepting import Accepting, Keys, default
 from fl_dpbayes.config.registry import SAMPLER_GROUP, Choice, Registry
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.files import Config
@@ -112,8 +113,8 @@ class SamplerSettings(Choice):
     draws_samples: ClassVar[bool] = False
     needs_hidden_units: ClassVar[bool] = False
 
-    step_size: StepSizeSchedule = ConstantStepSize(initial=0.2)
-    prior: Prior = GaussianPrior()
+    step_size: Accepting[StepSizeSchedule, float | Keys] = default(ConstantStepSize(initial=0.2))
+    prior: Accepting[Prior, Keys] = default(GaussianPrior())
     kind: str
 
     def __init_subclass__(cls, **keywords: Any) -> None:

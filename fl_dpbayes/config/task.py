@@ -5,13 +5,14 @@ All of them are public constants, so they cost no privacy.
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import AfterValidator, BeforeValidator, Field, model_serializer, model_validator
 
+from fl_dpbayes.config.accepting import Accepting, Keys, default
 from fl_dpbayes.config.names import EvaluationRelease
 from fl_dpbayes.config.outcome import AnyOutcome, Classification, as_classification
 from fl_dpbayes.errors import UserError
@@ -175,11 +176,18 @@ Features = Annotated[
 ]
 
 
+Hidden = Annotated[tuple[Width, ...], Field(min_length=1, max_length=8)]
+Channels = Annotated[tuple[Width, ...], Field(min_length=1, max_length=4)]
+Patterns = Annotated[
+    tuple[Annotated[str, Field(min_length=1, max_length=200)], ...], Field(max_length=100)
+]
+
+
 class LogisticModel(Config):
     """Multinomial logistic regression on the flattened record, or on fixed features of it."""
 
     kind: Literal["logistic"] = "logistic"
-    features: Features | None = None
+    features: Accepting[Features | None, Keys] = default(None)
     frozen_body: Annotated[
         None, _absent("model.kind 'logistic' has none: remove it, or choose 'mlp' or 'cnn'")
     ] = None
@@ -192,22 +200,22 @@ class MLPModel(Config):
     """
 
     kind: Literal["mlp"] = "mlp"
-    hidden: Annotated[tuple[Width, ...], Field(min_length=1, max_length=8)] = (64,)
-    features: Features | None = None
-    frozen_body: FrozenBody | None = None
+    hidden: Accepting[Hidden, Sequence[int]] = default((64,))
+    features: Accepting[Features | None, Keys] = default(None)
+    frozen_body: Accepting[FrozenBody | None, Keys] = default(None)
 
 
 class CNNModel(Config):
     """Blocks of convolution, ReLU and 2x2 average pooling, then one hidden dense layer."""
 
     kind: Literal["cnn"] = "cnn"
-    channels: Annotated[tuple[Width, ...], Field(min_length=1, max_length=4)] = (16, 32)
+    channels: Accepting[Channels, Sequence[int]] = default((16, 32))
     kernel_size: Literal[3, 5] = 3
     hidden: Width = 64
     features: Annotated[
         None, _absent("model.kind 'cnn' takes none: remove it, or choose 'logistic' or 'mlp'")
     ] = None
-    frozen_body: FrozenBody | None = None
+    frozen_body: Accepting[FrozenBody | None, Keys] = default(None)
 
 
 # What an own module's name begins with where it is an object of the process that runs it.
@@ -271,12 +279,10 @@ class ModuleModel(Config):
     settings: Annotated[dict[str, Any], AfterValidator(_check_settings)] = Field(
         default_factory=dict
     )
-    trainable: Annotated[
-        tuple[Annotated[str, Field(min_length=1, max_length=200)], ...], Field(max_length=100)
-    ] = ()
+    trainable: Accepting[Patterns, Sequence[str]] = default(())
     weights: WeightsDigest | None = None
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    features: Features | None = None
+    features: Accepting[Features | None, Keys] = default(None)
     frozen_body: Annotated[
         None, _absent("model.kind 'module' has none: name the trained part by trainable")
     ] = None

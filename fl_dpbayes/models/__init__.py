@@ -13,7 +13,7 @@ from fl_dpbayes.models.frozen_body import body_size, records_per_pass
 from fl_dpbayes.models.gaussian import normal_vectors
 from fl_dpbayes.models.module_checks import check_records_apart, check_unmoved, validate_module
 from fl_dpbayes.models.on_device import keep_share, moved, release_memory, uploaded
-from fl_dpbayes.models.own_module import provided, unbuilt_size
+from fl_dpbayes.models.own_module import given_object, provided, unbuilt_size
 from fl_dpbayes.models.parameters import (
     Shapes,
     arrays_to_vector,

@@ -5,6 +5,7 @@ class probabilities.
 """
 
 from fl_dpbayes.posterior.alignment import state_warnings
+from fl_dpbayes.posterior.arviz_chains import chains_to_arviz
 from fl_dpbayes.posterior.averages import average_of_states, average_states, distance
 from fl_dpbayes.posterior.chains import flatten_state
 from fl_dpbayes.posterior.convergence import one_sample_warning

@@ -1,5 +1,6 @@
 """Posterior samples with their weights and temperatures, in memory or left on disk."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -7,13 +8,15 @@ from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
+from fl_dpbayes.config import counted
 from fl_dpbayes.protocol import Arrays, without_prefix
 
 ValueT = TypeVar("ValueT")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PosteriorSamples:
     """Weighted samples of a model's parameters.
 
@@ -47,6 +50,17 @@ class PosteriorSamples:
 
     def __len__(self) -> int:
         return len(self.weights)
+
+    def __getitem__(self, number: int) -> dict[str, torch.Tensor]:
+        """Return one sample, as `load_state_dict` of its module takes it.
+
+        A module with buffers, or with parameters that were not sampled, wants `strict=False`.
+        """
+        return {name: torch.tensor(array[number]) for name, array in self.arrays.items()}
+
+    def __repr__(self) -> str:
+        size = sum(math.prod(array.shape[1:]) for array in self.arrays.values())
+        return f"{counted(len(self), 'posterior sample')} of {counted(size, 'parameter')}"
 
     @property
     def pieces(self) -> tuple["SamplePiece", ...]:

@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from fl_dpbayes.config import PROVIDED, Model, ModuleModel, RecalibrationMap, Task, parameter_count
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.files import Config, check_values, replaced_atomically
-from fl_dpbayes.models import model_shapes
+from fl_dpbayes.models import given_object, model_shapes
 from fl_dpbayes.posterior.sample_file import SAMPLES, TYPE_NAMES, check_seal, write_samples
 from fl_dpbayes.posterior.samples import AnySamples, PosteriorSamples
 from fl_dpbayes.protocol import prefixed, without_prefix
@@ -66,7 +66,7 @@ class StoredPosterior:
 
 
 class CodeNotAllowedError(UserError):
-    """The file names code that nobody here has allowed."""
+    """The file needs code that nobody here has allowed, or an object that nobody has given."""
 
 
 def save_posterior(
@@ -111,7 +111,7 @@ def load_posterior(path: Path, allowed_code: Collection[str] = ()) -> StoredPost
         The posterior, whose samples fit their model and are finite.
 
     Raises:
-        CodeNotAllowedError: If the file names another factory.
+        CodeNotAllowedError: If the file names another factory, or is of another module object.
         UserError: If it is absent, or its metadata, names, shapes, types or values are not as they
             must be.
     """
@@ -168,7 +168,14 @@ def _read_posterior(path: Path, allowed_code: Collection[str]) -> StoredPosterio
 def _check_code(model: Model, path: Path, allowed: Collection[str]) -> None:
     if not isinstance(model, ModuleModel):
         return
-    if not model.factory.startswith(PROVIDED) and model.factory not in allowed:
+    if model.factory.startswith(PROVIDED):
+        if given_object(model) is None:
+            raise CodeNotAllowedError(
+                f"{path} is of a run with a module object, which no file holds: give one of the "
+                "same layers, and the same values of what was not trained, in Python:  "
+                f"fl.load_run({str(path.parent)!r}, model=MyNet())"
+            )
+    elif model.factory not in allowed:
         raise CodeNotAllowedError(
             f"{path} names the code {model.factory!r}, which would be imported and run here: if "
             "you trust it, allow it "

@@ -1,16 +1,24 @@
 """The posterior of a finished run: its samples, and its chains as ArviZ takes them."""
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
-from fl_dpbayes.config import Rule, counted, import_apps
+from fl_dpbayes.config import Rule, import_apps
 from fl_dpbayes.errors import UserError
-from fl_dpbayes.files import RunStore
-from fl_dpbayes.posterior import PosteriorBank, PosteriorSamples, StoredPosterior
+from fl_dpbayes.files import RunStore, replaced_atomically
+from fl_dpbayes.posterior import (
+    POSTERIOR_FILE,
+    PosteriorBank,
+    PosteriorSamples,
+    StoredPosterior,
+    chains_to_arviz,
+)
 
 
 @dataclass(frozen=True, repr=False)
@@ -37,12 +45,23 @@ class RunPosterior:
     def __len__(self) -> int:
         return len(self.samples)
 
+    def __getitem__(self, number: int) -> dict[str, torch.Tensor]:
+        return self.samples[number]
+
     def __repr__(self) -> str:
-        parameters = sum(int(np.prod(array.shape[1:])) for array in self.samples.arrays.values())
-        return (
-            f"{counted(len(self), 'posterior sample')} of {parameters} parameters by rule "
-            f"{self.rule.rule!r}"
-        )
+        return f"{self.samples!r} by rule {self.rule.rule!r}"
+
+    def save(self, path: Path | str) -> None:
+        """Write a copy of the run's posterior file, which holds samples, model and no code.
+
+        Args:
+            path: Of the copy, `posterior.safetensors`; one that is there is replaced.
+
+        Raises:
+            UserError: If it cannot be written.
+        """
+        with replaced_atomically(Path(path)) as partial:
+            shutil.copyfile(self.folder / POSTERIOR_FILE, partial)
 
     def to_arviz(self) -> Any:
         """Return the chains as ArviZ takes them.
@@ -53,33 +72,18 @@ class RunPosterior:
         `sample_stats.weights` says where the run does not.
 
         Returns:
-            `arviz.InferenceData`: variables (chain, draw, *shape), weights and temperatures.
+            `arviz.InferenceData`: variables (chain, draw, *shape), weights and temperatures; from
+            ArviZ 1.0 on an `xarray.DataTree` of the same groups.
 
         Raises:
             UserError: If ArviZ is not installed, or a file of a chain is damaged.
         """
         try:
-            import arviz
-        except ImportError:
-            raise UserError("to_arviz needs ArviZ: pip install 'fl-dpbayes[arviz]'") from None
-        try:
-            chains = self._chains() or {"posterior": self.samples}
-            draws = min(map(len, chains.values()))
-            posterior = {
-                name: np.stack([chain.arrays[name][-draws:] for chain in chains.values()])
-                for name in self.samples.arrays
-            }
+            return chains_to_arviz(self._chains() or {"posterior": self.samples})
         except (ValueError, KeyError) as error:
             raise UserError(
                 f"the chains in {self.folder} are damaged ({error}): put back a copy of them"
             ) from None
-        weights = np.stack([chain.weights[-draws:] for chain in chains.values()])
-        temperatures = np.stack([chain.temperatures[-draws:] for chain in chains.values()])
-        return arviz.from_dict(
-            posterior=posterior,
-            sample_stats={"weights": weights, "temperatures": temperatures},
-            coords={"chain": list(chains)},
-        )
 
     def _chains(self) -> dict[str, PosteriorSamples]:
         import_apps()

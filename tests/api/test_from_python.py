@@ -16,6 +16,7 @@ from rich.console import Console
 from sklearn.calibration import CalibrationDisplay
 from sklearn.metrics import log_loss, roc_auc_score
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import fl_dpbayes as fl
 from fl_dpbayes.api import frames
@@ -95,7 +96,11 @@ def test_import_is_lazy_and_every_name_is_there() -> None:
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
     assert all(getattr(fl, name).__doc__ for name in fl.__all__ if name != "__version__")
-    assert set(fl.__all__) <= set(dir(fl))
+    assert dir(fl) == sorted(fl.__all__)
+    assert dir(fl.strategies) == ["FALD"]
+    with pytest.raises(AttributeError) as error:
+        fl.DPNesterov  # noqa: B018
+    assert (error.value.name, error.value.obj) == ("DPNesterov", fl)
     assert (Path(fl.__file__).parent / "py.typed").is_file()
 
 
@@ -112,15 +117,19 @@ def test_constants_that_are_a_statistic_of_the_records_are_not_public(key, taken
 
 @pytest.mark.slow
 def test_the_run_is_what_was_asked_for(run) -> None:
-    assert (set(run.privacy["site"]), set(run.privacy["unit"])) == (
-        {"west", "north", "south"},
-        {"patient"},
-    )
-    assert (run.privacy["epsilon"] <= 4).all()
-    assert set(run.calibration.query("role == 'held_out'")["site"]) == {
+    assert {(row.site, row.unit) for row in run.privacy} == {
+        (site, "patient") for site in ("west", "north", "south")
+    }
+    assert (run.privacy.to_frame()["epsilon"] <= 4).all()
+    assert set(run.calibration.to_frame().query("role == 'held_out'")["site"]) == {
         "St.-Mary",
         "pooled:held_out",
     }
+    assert run.calibration[0].rms_debiased == run.calibration.to_frame()["rms_debiased"][0]
+    with pytest.raises(fl.UserError, match=r"a column is .to_frame\(\)\['site'\]"):
+        run.calibration["site"]
+    assert "<table" in run.calibration._repr_html_()
+    assert "St.-Mary" in repr(run.calibration)
     training, privacy = run.scenario.training, run.scenario.privacy
     assert (training.rounds, training.burn_in, training.thinning) == (6, 60, 5)
     assert (privacy.epsilon, privacy.sampling_rate, privacy.temperature) == (4, 0.5, 1.0)
@@ -138,11 +147,17 @@ def test_it_is_a_classifier_as_scikit_learn_has_them(run) -> None:
     assert roc_auc_score(FRAME["sick"], probabilities[:, 1]) > 0.85
     assert log_loss(FRAME["sick"], probabilities[run.classes_]) < 0.6
     assert set(run.predict(FRAME)) == {"no", "yes"}
+    assert run.score(FRAME, FRAME["sick"]) == (run.predict(FRAME) == FRAME["sick"]).mean() > 0.7
+    with pytest.raises(fl.UserError, match="labels hold 1: the run's classes are no, yes"):
+        run.score(FRAME, np.ones(len(FRAME), int))
     assert CalibrationDisplay.from_estimator(run, FRAME, FRAME["sick"]).y_prob == pytest.approx(
         probabilities["yes"]
     )
     # An array has the same columns in the same order and units.
-    assert run.predict_proba(FRAME[COLUMNS].to_numpy())[:, 1] == pytest.approx(probabilities[:, 1])
+    array = FRAME[COLUMNS].to_numpy()
+    assert run.predict_proba(array)[:, 1] == pytest.approx(probabilities[:, 1])
+    data_set = TensorDataset(torch.tensor(array), torch.zeros(len(array)))
+    assert run.predict_proba(data_set)[:, 1] == pytest.approx(probabilities[:, 1])
 
 
 @pytest.mark.slow
@@ -168,8 +183,9 @@ def test_it_is_read_back_with_its_module_only_and_is_known_as_finished_without(
     assert (
         fl.load_run(run.folder, model=MyNet()).predict_proba(FRAME).equals(run.predict_proba(FRAME))
     )
-    with pytest.raises(fl.UserError, match="is a module object"):
-        fl.load_run(run.folder).predict_proba(FRAME)
+    for module in (None, nn.Linear(2, 2)):
+        with pytest.raises(fl.UserError, match=r"with a module object, .* fl.load_run\(.*, model="):
+            fl.load_run(run.folder, model=module).predict_proba(FRAME)
 
 
 @pytest.mark.slow
@@ -178,6 +194,12 @@ def test_chains_go_to_arviz_by_site_or_averaged(run, tmp_path, monkeypatch) -> N
     averaged = run.posterior.to_arviz().posterior
     assert averaged["chain"].to_numpy().tolist() == ["averaged chain"]
     assert averaged["first.weight"].shape == (1, len(run.posterior), 4, 2)
+    MyNet().load_state_dict(run.posterior[0])
+    assert repr(run.posterior) == "3 posterior samples of 22 parameters by rule 'fald'"
+    assert len(run.posterior) == 3
+    run.posterior.save(tmp_path / "copy.safetensors")
+    copy, original = tmp_path / "copy.safetensors", run.folder / "posterior.safetensors"
+    assert copy.read_bytes() == original.read_bytes()
     arrays = fl.sites_from_arrays(FRAME[COLUMNS] / 100, FRAME["sick"], FRAME["hospital"])
     settings = {"training.chains": 2, "training.thinning": 2}
     mixed = fl.simulate(
@@ -203,7 +225,7 @@ def test_chains_go_to_arviz_by_site_or_averaged(run, tmp_path, monkeypatch) -> N
 
 
 def test_docstrings_show_what_happens() -> None:
-    assert doctest.testmod(frames) == (0, 4)
+    assert doctest.testmod(frames) == (0, 5)
 
 
 def test_what_is_not_said_is_proposed_and_marked() -> None:
@@ -242,21 +264,54 @@ MISTAKES = {
     "engine 'flower' runs sites in other processes": lambda: fl.simulate(
         sites(), model=MyNet(), engine="flower"
     ),
-    "simulate takes no 'epochs'": lambda: fl.simulate(sites(), epochs=3),
+    r"no 'epochs': write settings={\"training.steps_per_round\": ...}": lambda: fl.simulate(
+        sites(), epochs=3
+    ),
+    r"^simulate takes no 'target_epsilon': write privacy=fl.Privacy\(epsilon=...\);": lambda: (
+        fl.simulate(sites(), target_epsilon=3)
+    ),
+    r"^privacy is 4.0: write privacy=fl.Privacy\(epsilon=4.0, delta=...\)": lambda: fl.simulate(
+        sites(), privacy=4.0
+    ),
     "give records of sites_from_frame": lambda: fl.simulate(FRAME),
+    "settings is a list: give a dictionary": lambda: fl.simulate(sites(), ["seed"]),
     "^Privacy: epsilon is -1: input should be greater than 0$": lambda: fl.Privacy(
         epsilon=-1, delta=1e-3
     ),
-    "^Privacy: unknown key 'deltas': did you mean 'delta'": lambda: fl.Privacy(
+    "^Privacy takes no 'target_epsilon': write epsilon=...; ": lambda: fl.Privacy(
+        target_epsilon=1, target_delta=1e-3
+    ),
+    "^Privacy takes no 'max_grad_norm': write clip_norm=...; ": lambda: fl.Privacy(
+        epsilon=1, delta=1e-3, max_grad_norm=1
+    ),
+    "^Privacy: key 'delta' is missing: add it, below 1 / n": lambda: fl.Privacy(epsilon=1),
+    "^DPSGLD has 0.3 without a name: write its keys by name, step_size": lambda: fl.DPSGLD(0.3),
+    "^Privacy takes no 'deltas': did you mean 'delta'": lambda: fl.Privacy(
         epsilon=1, delta=1e-3, deltas=2
     ),
-    "^TrainingPlan: rounds is 0": lambda: fl.private_chain(
+    "^private chain: rounds is 0": lambda: fl.private_chain(
         MyNet(), DATA, fl.Privacy(**PRIVACY), rounds=0
     ),
     "^setting 'name.x=1': 'name' is a value": lambda: fl.simulate("digits", {"name.x": 1}),
-    "give an object such as fl.DPSGLD": lambda: fl.simulate(sites(), sampler=fl.DPSGLD),
+    "<function DPSGLD at .*: write sampler=fl.DPSGLD": lambda: fl.simulate(
+        sites(), sampler=fl.DPSGLD
+    ),
+    "^sampler is .*: write sampler=fl.DPSGLD": lambda: fl.simulate(sites(), sampler=fl.FALD()),
+    "or a torch module that was built": lambda: fl.simulate(sites(), model=MyNet),
     "needs 20: name it in held_out": lambda: fl.simulate(
         sites(FRAME.query("hospital != 'west' or patient < 20"))
+    ),
+    "features are a TensorDataset: give sites_from_datasets": lambda: fl.sites_from_arrays(
+        TensorDataset(torch.ones(3)), [0, 1, 0], ["a", "b", "c"]
+    ),
+    "site 'a': the data set's records are no .features, label.: give": lambda: (
+        fl.sites_from_datasets({"a": TensorDataset(torch.ones(3))})
+    ),
+    "records differ in shape: ": lambda: fl.sites_from_datasets(
+        {"a": DATA, "b": (np.zeros((30, 3)), DATA[1])}
+    ),
+    "units name b: name the sites a": lambda: fl.sites_from_datasets(
+        {"a": DATA}, units={"b": DATA[1]}
     ),
     "give one for each of the 3 records": lambda: fl.sites_from_arrays(
         np.ones((3, 2)), [0, 1], ["a", "b", "c"]
@@ -271,6 +326,21 @@ def test_a_mistake_is_told_in_one_sentence_and_leaves_nothing(said, tmp_path, mo
         MISTAKES[said]()
     assert error.value._render_traceback_() == [f"UserError: {error.value}"]
     assert not list(tmp_path.glob("runs/*"))
+
+
+def test_data_sets_and_loaders_are_sites_as_arrays_are() -> None:
+    features, labels = torch.rand(60, 1, 4, 4), torch.arange(60) % 3
+    data_set = TensorDataset(features[:30], labels[:30])
+    loader = DataLoader(TensorDataset(features[30:], labels[30:]), batch_size=7, shuffle=True)
+    units = {"north": np.arange(30) // 2, "south": np.arange(30)}
+    with pytest.warns(UserWarning, match="a DataLoader's data set is read once"):
+        found = fl.sites_from_datasets({"north": data_set, "south": loader}, units=units)
+    arrays = fl.sites_from_arrays(
+        features, labels, ["north"] * 30 + ["south"] * 30, units=np.concatenate([*units.values()])
+    )
+    assert (found.sizes, found.source) == (arrays.sizes, arrays.source)
+    assert found.sizes == {"north": 15, "south": 30}
+    assert all(np.array_equal(found.records[name], arrays.records[name]) for name in arrays.records)
 
 
 def test_a_notebook_shows_progress_in_one_output(tmp_path, monkeypatch) -> None:

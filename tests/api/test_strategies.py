@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.server import Server, SimpleClientManager
 
 import fl_dpbayes as fl
 from fl_dpbayes.engine.inline_engine import task_identity
@@ -65,6 +66,22 @@ def test_states_are_weighed_by_size_and_kept_after_burn_in() -> None:
         assert metrics["replies"] == 2
     assert strategy.posterior().arrays["w"][:, 0].tolist() == [12, 20]
     assert (len(rounds), len(kept)) == (5, 2)
+
+
+def test_a_misspelt_keyword_and_an_app_of_before_are_told_what_to_write(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with pytest.raises(fl.UserError, match="no 'fraction_trian': did you mean 'fraction_train'"):
+        fl.strategies.FALD(fraction_trian=0.5)
+    with pytest.raises(fl.UserError, match="no 'min_fit_clients': write min_train_nodes="):
+        fl.strategies.FALD(min_fit_clients=3)
+    failed = Error(code=2, reason="KeyError: 'fitins.parameters'")
+    strategy = fl.strategies.FALD(min_train_nodes=3)
+    strategy.aggregate_train(1, replies(strategy, 1, failed))
+    assert "its ClientApp failed, as one of before Flower's Message API" in caplog.text
+    before = Server(client_manager=SimpleClientManager(), strategy=fl.strategies.FALD())
+    with pytest.raises(fl.UserError, match=r"call strategy.start\(grid, .*  flwr run  "):
+        before.fit(num_rounds=1, timeout=None)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from task import PLAN, PRIVACY, make_net, records
+from task import PRIVACY, ROUNDS, SAMPLER, SITES, make_net, records
 
 import fl_dpbayes as fl
 
@@ -15,9 +15,17 @@ def train(message: Message, context: Context) -> Message:
     # The position in the plan is this node's own: a server that asks for a round again gets the
     # next steps, or none.
     position = context.state.setdefault("chain", ConfigRecord())
-    data = records(int(context.node_config["partition-id"]))
-    chain = fl.PrivateChain(make_net(), data, PRIVACY, position=position, **PLAN)
-    release = chain.advance(message.content["arrays"])
+    chain = fl.PrivateChain(
+        make_net(),
+        records(int(context.node_config["partition-id"])),
+        PRIVACY,
+        position=position,
+        rounds=ROUNDS,
+        steps_per_round=20,
+        sampler=SAMPLER,
+        prior_share=1 / SITES,
+    )
+    release = chain.advance(message.content.array_records["arrays"])
     state = ArrayRecord({name: Array(array) for name, array in release.last.items()})
     return Message(
         RecordDict({"arrays": state, "metrics": MetricRecord(release.metrics)}), reply_to=message
