@@ -1,8 +1,12 @@
 """The four words follow from intervals alone, by one rule."""
 
+import csv
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from benchmarks.verdicts import WORDS, rows
 from fl_dpbayes.calibration.intervals import area_interval
 from fl_dpbayes.calibration.metrics.ranking import auroc
 from fl_dpbayes.calibration.records import CalibrationValues
@@ -79,3 +83,23 @@ def test_two_classes_have_an_interval_of_the_area_and_more_have_none():
         probabilities = generator.dirichlet(np.ones(classes), 60)
         measured = auroc(from_batch(probabilities, generator.integers(0, classes, 60)))
         assert (measured.interval is not None) == (classes == 2)
+
+
+def test_the_page_shows_how_often_each_word_was_wrong():
+    docs = Path(__file__).parents[2] / "docs"
+    page = (docs / "metrics.md").read_text(encoding="utf-8")
+    with (docs / "results" / "verdicts" / "verdicts.csv").open(encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            truth, patients, right, *shares = row.values()
+            percents = [f"{100 * float(share):.0f}" for share in shares]
+            assert f"| {' | '.join([truth, right, patients, *percents])} |" in page
+
+
+@pytest.mark.slow
+def test_the_bench_counts_every_draw_once_and_knows_what_is_wrong():
+    table = list(rows(draws=3))
+    for row in table:
+        assert sum(row[word] for word in WORDS) == pytest.approx(1)
+        assert row["wrong"] <= 1 - row["too few to tell"]
+    calibrated = table[0]
+    assert calibrated["wrong"] == calibrated["recalibrate first"] + calibrated["does not fit"]
