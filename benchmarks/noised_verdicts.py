@@ -1,6 +1,6 @@
 """What a hospital learns from noised test results: coverage, width, and agreement with exact ones.
 
-python benchmarks/noised_verdicts.py --draws 400 --to docs/results/noised-verdicts
+python -m benchmarks.noised_verdicts --draws 100 --to docs/results/noised-verdicts
 
 No federation and no training: risks with normal log odds, two models of them. Each draw is another
 test set of n patients and another noised table, one event of epsilon at delta 1e-3.
