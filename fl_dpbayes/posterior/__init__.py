@@ -35,6 +35,7 @@ from fl_dpbayes.posterior.hierarchical.model import (
     fit_log_odds,
     with_intercept,
 )
+from fl_dpbayes.posterior.hierarchical.stored import check_sums, checked_rounds
 from fl_dpbayes.posterior.predictive import (
     CLASS_PROBABILITIES,
     Prediction,

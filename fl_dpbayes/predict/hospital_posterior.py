@@ -2,13 +2,11 @@
 
 import hashlib
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
-import numpy.typing as npt
 from pydantic import Field, PositiveFloat
 
 from fl_dpbayes.config import Scenario, Task
@@ -16,17 +14,16 @@ from fl_dpbayes.errors import UserError
 from fl_dpbayes.files import STORE_FILE, Config, RunStore, check_values, digest
 from fl_dpbayes.models import model_shapes
 from fl_dpbayes.posterior import (
-    FACTS,
     HOSPITALS,
     POOLED_ROUNDS,
     REACH,
     Distribution,
     HospitalModel,
-    PooledRounds,
     PosteriorBank,
+    check_sums,
+    checked_rounds,
     fit_hospitals,
     mixed,
-    site_means,
 )
 from fl_dpbayes.predict.finished_run import FinishedRun
 
@@ -36,10 +33,7 @@ MOST_BYTES = 2**16
 LARGEST_LEVEL = 1e4
 SMALLEST_SD = 1e-6
 MOST_UNITS = 10**9
-MOST_ROUNDS = 10**6
-# Of a mean over sites: who happened to be a patient alone makes it larger.
-SMALLEST_NOISE = 1e-9
-SMALLEST_WEIGHT = float(np.finfo(np.float32).tiny)
+SMALLEST_SPREAD = float(np.finfo(np.float32).tiny)
 MOST_NAMES_SHOWN = 20
 PUT_BACK = "put back a copy of the run folder, or run its scenario again"
 
@@ -188,14 +182,17 @@ def load_hospitals(run_dir: Path, scenario: Scenario, task: Task) -> HospitalMod
         sums = bank.last(HOSPITALS, 0) or {}
         pooled = bank.last(POOLED_ROUNDS, 0) or {}
     try:
-        _check_sums(sums, scenario, width=FACTS + 2 * parameters)
-        rounds = _checked_rounds(pooled, scenario, parameters=parameters // 2)
+        check_sums(sums, scenario, parameters)
+        training = scenario.training
+        # A run may end before its last round, but not within its burn-in.
+        counts = range(training.burn_in + 1, training.rounds * training.chains + 1)
+        rounds = checked_rounds(pooled, counts, parameters)
         # Sums beyond all bounds may end in any floating-point error, and in NaN.
         with np.errstate(all="ignore"):
             model = fit_hospitals(sums, rounds, scenario)
         check_values("conditional", model.conditional)
         check_values("covariates", model.covariates)
-        if not model.covariates[:, 1:].std() >= SMALLEST_WEIGHT:
+        if not model.covariates[:, 1:].std() >= SMALLEST_SPREAD:
             raise ValueError("the run's features have no spread")
     except (ValueError, ArithmeticError, IndexError) as error:
         reason = str(error).splitlines()[0]
@@ -247,43 +244,3 @@ def _read_update(path: Path) -> UpdatedHospital:
         raise UserError(
             f"--update {path} is not what  fl-dpbayes update  writes: write it again"
         ) from None
-
-
-def _check_sums(sums: Mapping[str, npt.NDArray], scenario: Scenario, width: int) -> None:
-    table = np.array(list(sums.values()), np.float64)
-    are_sites = sums.keys() <= scenario.sites.keys()
-    if not (sums and are_sites and table.shape == (len(sums), width)):
-        raise ValueError("they are not those of its sites")
-    units, rounds, weights, squares = table[:, :FACTS].T
-    valid_rounds = (rounds >= 1) & (rounds <= MOST_ROUNDS) & (rounds == np.floor(rounds))
-    valid_units = (units >= rounds) & (units <= MOST_UNITS * rounds)
-    valid_weights = (weights >= SMALLEST_WEIGHT) & (squares >= 0)
-    if not (valid_rounds & valid_units & valid_weights).all():
-        raise ValueError("they are not those of its sites' rounds")
-    # Sums divided by weights are what the sites sent, in float32.
-    means = site_means(sums)
-    check_values("states", means.states)
-    check_values("gradients", means.gradients)
-
-
-def _checked_rounds(
-    pooled: Mapping[str, npt.NDArray], scenario: Scenario, parameters: int
-) -> PooledRounds:
-    """Check the pooled scores of rounds, of so many parameters of the log odds.
-
-    Raises:
-        ValueError: If a run of the scenario cannot have kept them.
-    """
-    if pooled.keys() != {"states", "scores", "noises"}:
-        raise ValueError("the pooled sums of its rounds are missing")
-    count = len(pooled["noises"])
-    shapes = {array.shape for array in (pooled["states"], pooled["scores"])}
-    training = scenario.training
-    is_possible = training.burn_in < count <= training.rounds * training.chains
-    if shapes != {(count, parameters)} or pooled["noises"].ndim != 1 or not is_possible:
-        raise ValueError("the pooled sums are not those of its rounds")
-    for name, values in pooled.items():
-        check_values(name, values)
-    if not (pooled["noises"] >= SMALLEST_NOISE).all():
-        raise ValueError("the pooled sums have no noise")
-    return PooledRounds.of_arrays(pooled)

@@ -1,6 +1,6 @@
 """Strategy: FALD, federated averaging of Langevin chains."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,8 @@ from fl_dpbayes.posterior import (
     StoredSamples,
     average_of_states,
     averaged_temperature,
+    check_sums,
+    checked_rounds,
     flatten_state,
     log_odds_means,
     point_of,
@@ -27,6 +29,7 @@ from fl_dpbayes.posterior import (
 from fl_dpbayes.privacy import planned_chain
 from fl_dpbayes.protocol import Arrays, without_prefix
 from server.check_reply import NO_SAMPLES, CheckedReply
+from server.checkpoint import RoundEntry
 from server.roster import Federation
 from server.run_record import RunRecord
 from server.strategies.strategy import PosteriorStrategy
@@ -50,6 +53,19 @@ class FALDStrategy(PosteriorStrategy):
         assert isinstance(rule, FALD)
         self._rule = rule
         self._drift = DriftMeter(self.plan.steps_per_round)
+
+    def restore(self, rounds: Sequence[RoundEntry]) -> None:
+        """Go on after the last of a run's rounds, of each of which hospitals' scores are kept.
+
+        Args:
+            rounds: What the run's store holds of them.
+
+        Raises:
+            UserError: If the store does not hold what the run has kept of hospitals.
+        """
+        super().restore(rounds)
+        if self.federation.scenario.hierarchical is not None and self.done_rounds:
+            self._check_kept_of_hospitals()
 
     def next_state(
         self, round_number: int, arrays: Arrays, replies: Mapping[str, CheckedReply]
@@ -116,6 +132,19 @@ class FALDStrategy(PosteriorStrategy):
         pooled = pooled_round(log_odds_means(site_means(summed)), self.plan.total_rounds)
         rounds = with_round(self.bank.last(POOLED_ROUNDS, 0) or {}, pooled)
         self.bank.add(POOLED_ROUNDS, round_number, 0, NO_SAMPLES, rounds)
+
+    def _check_kept_of_hospitals(self) -> None:
+        """Refuse sums of hospitals, and pooled rounds, that are not those of the rounds so far."""
+        scenario = self.federation.scenario
+        parameters = self.federation.parameters
+        sums = self.bank.last(HOSPITALS, 0) or {}
+        pooled = self.bank.last(POOLED_ROUNDS, 0) or {}
+        with self.record.store.reading():
+            checked_rounds(pooled, range(self.done_rounds, self.done_rounds + 1), parameters)
+            if self.done_rounds > scenario.training.burn_in:
+                check_sums(sums, scenario, parameters)
+            elif sums:
+                raise ValueError("sums of hospitals are there before the burn-in's end")
 
     def _add_to_hospital_sums(self, round_number: int, summed: dict[str, npt.NDArray]) -> None:
         """Add a round after burn-in to the sums of which the posterior over hospitals is made."""

@@ -164,6 +164,34 @@ def test_a_run_that_was_cut_off_keeps_its_sums(run: Federation, federation, tmp_
             assert np.array_equal(stored_again.last(name, 0)[key], values)
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        (POOLED_ROUNDS, "pooled sums of its rounds are missing"),
+        (HOSPITALS, "not those of its sites"),
+    ],
+)
+def test_a_run_whose_store_lacks_what_it_keeps_of_hospitals_does_not_go_on(
+    federation, tmp_path: Path, name: str, said: str
+) -> None:
+    cut_off = Federation(tmp_path / "cut", scenario())
+
+    def cut(request, reply):
+        if len(cut_off.grid.requests) > 4 + 3 * 4:
+            raise Cut
+        return reply
+
+    cut_off.grid.change = cut
+    with pytest.raises(Cut):
+        cut_off.run()
+    cut_off.grid.change = lambda request, reply: reply
+    with RunStore.open(cut_off.folder) as store:
+        stored = store.state(name, 0)
+        store.replace_state(name, 0, stored.round, {})
+        store.append()
+    refused(f"{cut_off.folder}/run.sqlite is not as it was written .*{said}", cut_off.run)
+
+
 def test_every_hospital_is_measured_with_its_own_posterior(run: Federation) -> None:
     summary = run.summary()
     measured = {row["site"] for row in summary["calibration"] if row["predictor"] == "hierarchical"}
