@@ -33,6 +33,7 @@ from fl_dpbayes.files import (
     write_atomically,
 )
 from fl_dpbayes.files.folder_lock import folder_lock
+from fl_dpbayes.files.plain_files import check_plain
 from fl_dpbayes.hospital.init_site import coordinators_scenario
 from fl_dpbayes.protocol import Digest
 
@@ -153,6 +154,7 @@ def deploy_resume(folder: Path, console: Console) -> None:
     """
     # What is no deployed run must not get a lock file.
     folder = _open_run(folder).folder
+    check_plain(folder)
     with folder_lock(folder, COMMAND_LOCK):
         run = _open_run(folder)
         events = EventReader(run.events_file).new_events()

@@ -19,6 +19,7 @@ from fl_dpbayes.engine.simulate import check_machine, run_prepared, show_run
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.files import RunStore, digest
 from fl_dpbayes.files.folder_lock import folder_lock
+from fl_dpbayes.files.plain_files import check_plain
 from fl_dpbayes.posterior import POSTERIOR_FILE, check_seal
 from fl_dpbayes.report import read_summary
 
@@ -49,6 +50,7 @@ def resume_run(
 
     folder = folder.resolve()
     _check_holds_run(folder)
+    check_plain(folder)
     with folder_lock(folder):
         end_interrupted(folder)
         with RunStore.open(folder) as store:

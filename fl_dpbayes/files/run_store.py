@@ -67,6 +67,8 @@ _LOCK_SECONDS = 60.0
 _CHUNK_BYTES = 2**20
 # Of a text, or of the arrays of a row: a reply has 512 MiB at most.
 _MOST_BYTES = 2**29 + 2**20
+# Of what an error says.
+_MOST_LETTERS = 200
 _DAMAGES = (sqlite3.Error, ValueError, TypeError, LookupError, RecursionError)
 
 
@@ -475,7 +477,7 @@ def _reading(path: Path) -> Iterator[None]:
         yield
     except _DAMAGES as error:
         _raise_if_busy(path, error)
-        reason = str(error).splitlines()[0]
+        reason = _first_line(error)
         raise UserError(f"{path} is not as it was written ({reason}): {REMEDY}") from None
 
 
@@ -489,7 +491,13 @@ def _writing(path: Path) -> Iterator[None]:
             _raise_if_busy(path, error)
             if _code(error) == sqlite3.SQLITE_FULL:
                 raise OSError(errno.ENOSPC, "No space left on device") from error
-            raise OSError(errno.EIO, str(error)) from error
+            raise OSError(errno.EIO, _first_line(error)) from error
+
+
+def _first_line(error: Exception) -> str:
+    """Return what an error says, as printable text: parts of it may be a stranger's file's own."""
+    lines = str(error)[:_MOST_LETTERS].splitlines() or [type(error).__name__]
+    return "".join(letter if letter.isprintable() else "?" for letter in lines[0])
 
 
 def _raise_if_busy(path: Path, error: Exception) -> None:

@@ -28,6 +28,7 @@ from fl_dpbayes.engine.simulate import check_machine, new_folder
 from fl_dpbayes.errors import Stopped, UserError
 from fl_dpbayes.files import digest, json_values, write_atomically
 from fl_dpbayes.files.folder_lock import folder_lock
+from fl_dpbayes.files.plain_files import check_plain
 from fl_dpbayes.report import duration
 from fl_dpbayes.report.study.page import write_study_report
 from fl_dpbayes.report.study.results import read_study
@@ -199,6 +200,7 @@ def resume_study(
             f"folder's own by  {_resume_command(folder)}  alone, or another --out"
         )
     there = StudyInFolder(study_there, study_cells(study_there), folder)
+    check_plain(folder)
     (folder / CELLS_FOLDER).mkdir(exist_ok=True)
     with folder_lock(folder):
         return _run_missing(there, data_dir, workers, console)

@@ -294,6 +294,26 @@ def test_a_trigger_with_the_name_of_a_table_is_refused(folder: Path) -> None:
     refused("it is no store of this version", RunStore.open, folder)
 
 
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE chain SET content = CAST(x'ff1b5b324a07' AS TEXT)",
+        "UPDATE arrays SET layout = CAST(x'ff1b5b324a07' AS TEXT), owner = CAST(x'ff1b' AS TEXT)",
+        "INSERT INTO sqlite_master VALUES ('table', char(27) || '[2J', 'x', 99, 'CREATE TABLE x')",
+    ],
+)
+def test_a_refusal_sends_no_sequence_of_a_stranger_to_a_terminal(
+    folder: Path, statement: str
+) -> None:
+    connection = sqlite3.connect(folder / STORE_FILE, isolation_level=None)
+    connection.execute("PRAGMA writable_schema = ON")
+    connection.execute(statement)
+    connection.close()
+    with pytest.raises(UserError, match="is not as it was written") as refusal:
+        RunStore.open(folder)
+    assert str(refusal.value).isprintable()
+
+
 def test_names_of_tables_are_not_read_without_end(folder: Path) -> None:
     connection = sqlite3.connect(folder / STORE_FILE, isolation_level=None)
     connection.execute("PRAGMA writable_schema = ON")

@@ -320,9 +320,29 @@ def test_arrays_that_no_run_stored_are_refused(
         resume(cut)
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["run.lock", "events.jsonl", "privacy.csv", "flower.log", "figures", ".summary.json.partial"],
+)
+def test_a_run_writes_through_no_link_of_a_stranger_and_waits_for_no_pipe(
+    cut: Path, tmp_path: Path, name: str
+) -> None:
+    (cut / name).unlink(missing_ok=True)
+    (cut / name).symlink_to(tmp_path / "other")
+    # Its last line has no end: it would be cut off as one that a kill left.
+    (tmp_path / "other").write_text("somebody's own")
+    with pytest.raises(UserError, match=f"^{cut / name} is a link: [^\n]*$"):
+        resume(cut)
+    assert (tmp_path / "other").read_text() == "somebody's own"
+    (cut / name).unlink()
+    os.mkfifo(cut / name)
+    with pytest.raises(UserError, match=f"^{cut / name} is a pipe: [^\n]*$"):
+        resume(cut)
+
+
 def test_a_pipe_in_the_place_of_a_site_file_is_refused(cut: Path) -> None:
     path = cut / "sites/00-north.npy"
     path.unlink()
     os.mkfifo(path)
-    with pytest.raises(UserError, match=f"{path} is missing"):
+    with pytest.raises(UserError, match=f"{path} is a pipe"):
         resume(cut)
