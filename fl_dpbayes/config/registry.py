@@ -4,6 +4,7 @@ A registry is a dictionary from kind to record. Every file that is read goes thr
 registered is known everywhere.
 """
 
+import re
 from collections.abc import Callable
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
@@ -18,6 +19,8 @@ from fl_dpbayes.files import Config
 SAMPLER_GROUP = "fl_dpbayes.samplers"
 RULE_GROUP = "fl_dpbayes.rules"
 SOURCE_GROUP = "fl_dpbayes.sources"
+# Without its first dp- a sampler is the one that is not private.
+_KIND = re.compile(r"(?!dp-dp-)[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class Choice(Config):
@@ -65,7 +68,8 @@ class Registry:
                 `implemented_by` the module of its code.
 
         Raises:
-            UserError: It is no such class, or another record has one of its kinds.
+            UserError: It is no such class, has no kind that can be written, or another record has
+                one of its kinds.
         """
         is_record = isinstance(record, type) and issubclass(record, self._base)
         if not is_record or not (
@@ -75,18 +79,25 @@ class Registry:
                 f"{record!r} is no subclass of {self._base.__name__} with implemented_by, the "
                 "module of its code"
             )
+        kinds = kinds_of(record)
+        if not kinds or not all(map(_KIND.fullmatch, kinds)):
+            raise UserError(
+                f"{record.__name__} has the kinds {', '.join(map(repr, kinds)) or 'none'}: give "
+                f'it  {self._switch}: Literal["name"], of letters, digits, ".", "_" and "-", not '
+                "with dp- twice"
+            )
         # The private and the other form of a sampler are one algorithm.
         taken = {
             kind.removeprefix("dp-") for kind, other in self.records.items() if other is not record
         }
-        for kind in kinds_of(record):
+        for kind in kinds:
             if kind.removeprefix("dp-") in taken:
                 raise UserError(
                     f"{record.__name__} takes the name {kind!r}, which is another's: give it a "
                     "kind of its own"
                 )
         # Another thread may be reading the dictionary.
-        self.records = self.records | dict.fromkeys(kinds_of(record), record)
+        self.records = self.records | dict.fromkeys(kinds, record)
         return record
 
     def loaded(self) -> dict[str, type[Choice]]:

@@ -24,6 +24,21 @@ class Taken(SamplerSettings):
     kind: Literal["dp-sgd"]
 
 
+class OfNoKind(SamplerSettings):
+    implemented_by: ClassVar[str] = "own.code"
+    kind: str
+
+
+class TwicePrivate(SamplerSettings):
+    implemented_by: ClassVar[str] = "own.code"
+    kind: Literal["own", "dp-dp-own"]
+
+
+class Unprintable(SamplerSettings):
+    implemented_by: ClassVar[str] = "own.code"
+    kind: Literal["\x1b[2J"]
+
+
 def test_no_sampler_is_private_by_its_name_alone() -> None:
     with pytest.raises(UserError, match="SaysItself sets is_private: leave it out"):
 
@@ -55,6 +70,9 @@ def test_registered_sampler_is_read_and_listed_with_the_others() -> None:
     [
         (WithoutCode, "is no subclass of SamplerSettings with implemented_by"),
         (int, "is no subclass of SamplerSettings"),
+        (OfNoKind, 'OfNoKind has the kinds none: give it  kind: Literal."name".'),
+        (TwicePrivate, "has the kinds 'own', 'dp-dp-own': give"),
+        (Unprintable, r"has the kinds '.x1b.2J': give"),
         (Taken, "Taken takes the name 'dp-sgd', which is another's: give it a kind of its own"),
     ],
 )
