@@ -181,14 +181,20 @@ def read_rounds(store: RunStore) -> list[RoundEntry]:
         One entry a round; none if the run never came to asking its sites.
 
     Raises:
-        UserError: An older version wrote one.
+        UserError: An older version wrote one, or a warning in one cannot be said.
     """
     try:
-        return [RoundEntry.model_validate(entry) for entry in store.values(ROUND)]
+        rounds = [RoundEntry.model_validate(entry) for entry in store.values(ROUND)]
     except ValidationError:
         raise UserError(
             f"{store.path} cannot be read (an older version of fl-dpbayes wrote it): {REMEDY}"
         ) from None
+    with store.reading():
+        for entry in rounds:
+            for warned in (*entry.warnings, *entry.left_out):
+                if not sentence(warned).replace("\n", " ").isprintable():
+                    raise ValueError("a warning is no plain text")
+    return rounds
 
 
 def known_sites(rounds: Sequence[RoundEntry]) -> KnownSites:

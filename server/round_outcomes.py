@@ -6,8 +6,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Generic, TypedDict, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypedDict, TypeVar, get_args
 
+from pydantic import AfterValidator, NonNegativeFloat, NonNegativeInt, PositiveInt
+
+from fl_dpbayes.config import SiteName, outside_text
 from fl_dpbayes.files import Config
 from fl_dpbayes.protocol import PrivacyStatement, Refusal, StatedPasses
 from fl_dpbayes.report import PrivacyRow, RoundRow
@@ -15,8 +18,9 @@ from server.check_reply import CheckedReply
 
 NO_REPLY = "no reply in time"
 USED_STATUSES = ("OK", "PARTIAL")
+Status = Literal["OK", "PARTIAL", "REFUSED", "FAILED", "REJECTED"]
 # The least usual last.
-STATUSES = (*USED_STATUSES, "REFUSED", "FAILED", "REJECTED")
+STATUSES: tuple[str, ...] = get_args(Status)
 NOT_ASKED = "NOT ASKED"
 CheckedT = TypeVar("CheckedT")
 
@@ -36,7 +40,7 @@ class Answer(Generic[CheckedT]):
     """
 
     site: str
-    status: str
+    status: Status
     detail: str = ""
     refusal: Refusal | None = None
     checked: CheckedT | None = None
@@ -116,6 +120,16 @@ def paid_row(
     )
 
 
+def _checked_privacy(privacy: dict[str, Any]) -> dict[str, Any]:
+    """Check a privacy statement without its history, as a store may be a stranger's."""
+    statement = PrivacyStatement.model_validate({**privacy, "history": ()})
+    return statement.model_dump(mode="json", exclude={"history"})
+
+
+def _printable(text: str) -> str:
+    return outside_text(text, most=len(text))
+
+
 class ReplyOutcome(Config):
     """What the store keeps of a reply.
 
@@ -127,11 +141,11 @@ class ReplyOutcome(Config):
         history: The rows after these.
     """
 
-    samples: int
+    samples: NonNegativeInt
     temperature: tuple[float, float, float, float]
-    privacy: dict[str, str | bool | int | float | None]
-    kept: int
-    history: tuple[tuple[float, float, int], ...]
+    privacy: Annotated[dict[str, str | bool | int | float | None], AfterValidator(_checked_privacy)]
+    kept: NonNegativeInt
+    history: tuple[tuple[NonNegativeFloat, NonNegativeFloat, NonNegativeInt], ...]
 
     @classmethod
     def of_reply(cls, reply: CheckedReply, previous: PrivacyStatement | None) -> "ReplyOutcome":
@@ -157,7 +171,7 @@ class ReplyOutcome(Config):
     def statement(self, previous: PrivacyStatement | None) -> PrivacyStatement:
         """Return the site's privacy statement, after its statement before."""
         before = previous.history[: self.kept] if previous is not None else ()
-        # It was validated when it came.
+        # It was validated when it came, and as it was read from a store.
         return PrivacyStatement.model_construct(
             **{**self.privacy, "history": (*before, *self.history)}  # type: ignore[arg-type]
         )
@@ -174,10 +188,10 @@ class SiteOutcome(Config):
         reply: What the store keeps of a reply that is used.
     """
 
-    site: str
-    status: str
-    detail: str
-    bytes_up: int
+    site: SiteName
+    status: Status
+    detail: Annotated[str, AfterValidator(_printable)]
+    bytes_up: NonNegativeInt
     reply: ReplyOutcome | None
 
     @classmethod
@@ -207,9 +221,9 @@ class RoundOutcome(Config):
         outcomes: One of each site that got a request.
     """
 
-    round: int
-    seconds: float
-    bytes_down: int
+    round: PositiveInt
+    seconds: NonNegativeFloat
+    bytes_down: NonNegativeInt
     outcomes: tuple[SiteOutcome, ...]
 
     def row(self) -> RoundRow:

@@ -69,7 +69,7 @@ _CHUNK_BYTES = 2**20
 _MOST_BYTES = 2**29 + 2**20
 # Of what an error says.
 _MOST_LETTERS = 200
-_DAMAGES = (sqlite3.Error, ValueError, TypeError, LookupError, RecursionError)
+_DAMAGES = (sqlite3.Error, ValueError, TypeError, LookupError, ArithmeticError, RecursionError)
 
 
 class _ArrayForm(Config):

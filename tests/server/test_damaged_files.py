@@ -5,7 +5,8 @@ import random
 import shutil
 import threading
 from collections.abc import Callable
-from functools import partial
+from functools import partial, reduce
+from operator import getitem
 from pathlib import Path
 
 import numpy as np
@@ -289,6 +290,36 @@ def test_a_store_that_a_stranger_wrote_is_refused(
     with pytest.raises(UserError, match=r"^[^\n]*$") as refusal:
         resume(cut)
     assert f"{cut / named} is " in str(refusal.value)
+
+
+FORGED_ROUNDS: dict[str, dict[str, object]] = {
+    "a cost without delta": {"outcome.outcomes.0.reply.privacy.delta": None},
+    "a cost of a text": {"outcome.outcomes.0.reply.privacy.steps": "many"},
+    "another status": {"outcome.outcomes.0.status": "SPLENDID"},
+    "a site of no name": {"outcome.outcomes.0.site": "\x1b[2J"},
+    "a round before the first": {"outcome.round": -1},
+    "a warning of no kind": {"warnings": [{"kind": "splendid"}]},
+    "a warning without its values": {"warnings": [{"kind": "hot"}]},
+    "a warning that divides by 0": {
+        "warnings": [{"kind": "hot", "values": [["planned", 0], ["mean", 1]]}]
+    },
+    "a warning for a terminal": {
+        "warnings": [{"kind": "no-posterior", "values": [["reason", "\x1b[2J"]]}]
+    },
+}
+
+
+@pytest.mark.parametrize("changes", FORGED_ROUNDS.values(), ids=list(FORGED_ROUNDS))
+def test_a_round_that_no_run_had_is_refused(cut: Path, changes: dict[str, object]) -> None:
+    with RunStore.open(cut) as store:
+        entry = store.latest("round")
+        for path, value in changes.items():
+            *parents, last = (int(key) if key.isdigit() else key for key in path.split("."))
+            reduce(getitem, parents, entry)[last] = value
+        store.append(round=entry)
+    with pytest.raises(UserError, match=f"^{cut / STORE_FILE} [^\n]*$") as refusal:
+        resume(cut)
+    assert str(refusal.value).isprintable()
 
 
 SAMPLES = {name: np.ones(1) for name in ("weights", "temperatures")}
