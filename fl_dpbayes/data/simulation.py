@@ -5,9 +5,10 @@ import json
 import math
 import uuid
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args
 
 import numpy as np
+from pydantic import NonNegativeInt
 
 from fl_dpbayes.config import (
     BackboneFeatures,
@@ -62,7 +63,11 @@ class PartitionRecord(Config):
     label_total_variation: float
     feature_total_variation: Annotated[float | None, LEFT_OUT] = None
     warnings: tuple[RunWarning, ...]
-    units: dict[str, dict[Part, int]]
+    units: dict[str, dict[Part, NonNegativeInt]]
+
+    def _check_keys(self) -> None:
+        if any(parts.keys() != set(get_args(Part)) for parts in self.units.values()):
+            raise ValueError("units needs a number for each part of a site's records")
 
 
 def plan_sites(scenario: Scenario, data_dir: Path | None) -> SitePlan:

@@ -220,9 +220,9 @@ def _print_start(scenario: Scenario, engine: str, folder: Path, console: Console
         console.print(text, style="bold red")
     partition = read_partition(folder)
     training_units = {
-        name: partition.units[name]["train"]
-        for name, site in scenario.sites.items()
-        if site.role == "train"
+        name: units["train"]
+        for name, units in partition.units.items()
+        if name in scenario.sites and scenario.sites[name].role == "train"
     }
     warning = weak_budget(scenario, training_units)
     if warning:

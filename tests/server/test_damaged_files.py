@@ -277,6 +277,10 @@ UNFIT = {
     "no table": ({"files": ["x"]}, STORE_FILE),
     "a folder": ({"files": {"sites/..": "0" * 64}}, "sites/.."),
     "no partition": ({"partition": None}, STORE_FILE),
+    "a part of nobody": (
+        {"partition": {"label_total_variation": 0, "warnings": [], "units": {"north": {}}}},
+        STORE_FILE,
+    ),
     "no baselines": ({"baselines": {"rows": [{}]}}, STORE_FILE),
 }
 
