@@ -120,7 +120,9 @@ def load_unscaled(source: Source, part: OfficialPart) -> Records:
     code = implementation("fl_dpbayes.data.sources", source.kind, source.implemented_by)
 
     def load() -> Records:
-        return frozen(code.load(source, part))
+        records = code.load(source, part)
+        _check_shapes(records, source)
+        return frozen(records)
 
     if source.implemented_by:
         # Only its author knows what it reads.
@@ -132,6 +134,29 @@ def load_unscaled(source: Source, part: OfficialPart) -> Records:
         places.append(packaged_file)
     key = ("records", source.model_dump_json(), part)
     return KEPT.get(key, load, array_bytes, files_below(places))
+
+
+def _check_shapes(records: Records, source: Source) -> None:
+    """Check that a source gave one label, unit and row of features for each record.
+
+    Raises:
+        UserError: If it did not, or labels are no numbers.
+    """
+    count = len(records.features)
+    shapes = {
+        "features": (records.features.shape, (count, *records.task.input_shape)),
+        "labels": (records.labels.shape, (count,)),
+        "units": (records.units.shape, (count,)),
+    }
+    for name, (shape, needed) in shapes.items():
+        if shape != needed:
+            raise UserError(
+                f"source {source.kind!r} gave {name} of shape {shape}, its task needs {needed}"
+            )
+    if records.labels.dtype.kind not in "biuf":
+        raise UserError(
+            f"source {source.kind!r} gave labels of {records.labels.dtype}: they must be numbers"
+        )
 
 
 def frozen(holder: T) -> T:
