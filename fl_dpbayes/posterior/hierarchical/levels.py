@@ -12,11 +12,13 @@ from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
+from scipy.sparse import csr_array
 from scipy.special import gammainc, gammaincinv
 
 from fl_dpbayes.posterior.hierarchical.distribution import Distribution, Floats, mixed
 from fl_dpbayes.posterior.hierarchical.effects import UNKNOWN, Effects
 
+Groups = npt.NDArray[np.int64]
 # Pairs of spreads, evenly spaced in their confidence distribution.
 _PAIRS = 64
 # Odd, and about 64 over the golden ratio.
@@ -58,15 +60,18 @@ class _Fit:
 
     Args:
         effects: u_k and V_k > 0, shape (K,) each.
-        members: 1 where hospital k is of group j, shape (K, J).
+        group_of: Each hospital's group, 0 .. J - 1, shape (K,).
         largest_sd: No spread is larger.
         nested: Whether groups differ by more than their hospitals.
     """
 
-    def __init__(self, effects: Effects, members: Floats, largest_sd: float, nested: bool) -> None:
+    def __init__(self, effects: Effects, group_of: Groups, largest_sd: float, nested: bool) -> None:
         self.effects = effects
-        self._members = members
-        hospitals, groups = members.shape
+        self._group_of = group_of
+        hospitals = len(group_of)
+        groups = int(group_of.max()) + 1
+        # A full table of both would grow with the square of the hospitals.
+        self._members = csr_array((np.ones(hospitals), (np.arange(hospitals), group_of)))
         # Each of the two runs through (i + 1/2) / 64, and together they fill the square evenly.
         numbers = np.arange(_PAIRS)
         shares = (np.column_stack([numbers, numbers * _STRIDE % _PAIRS]) + 0.5) / _PAIRS
@@ -98,7 +103,7 @@ class _Fit:
 
         E = E c_j + r_k (u_k - E c_j),  var = r_k V_k + (1 - r_k)^2 var c_j,  r_k = tau_h^2 w_k.
         """
-        group_of = self._members.argmax(axis=1)
+        group_of = self._group_of
         estimates, variances = self.effects
         between = np.square(self.hospital_sds)[:, None]
         share = between / (between + variances)
@@ -140,7 +145,7 @@ class _Fit:
     def _within(self, hospital_sd: float) -> float:
         """Return Q_h."""
         _, centres = self._groups_at(np.array([hospital_sd]))
-        off = self.effects.estimates - self._members @ centres
+        off = self.effects.estimates - centres[self._group_of]
         return float((np.square(off) / (hospital_sd**2 + self.effects.variances)).sum())
 
     def _between(self, hospital_sd: float, group_sds: Floats) -> Floats:
@@ -169,23 +174,20 @@ class HospitalPosterior:
         identified: Whether they are enough to tell their spread.
     """
 
-    def __init__(
-        self, fits: Sequence[Effects], groups: npt.NDArray[np.int64] | None, largest_sd: float
-    ) -> None:
+    def __init__(self, fits: Sequence[Effects], groups: Groups | None, largest_sd: float) -> None:
         self._effects = tuple(fits)
         self._groups = groups
         self._largest_sd = largest_sd
         hospitals = len(self._effects[0].estimates)
-        numbers = np.zeros(hospitals, np.int64) if groups is None else groups
-        self._members = np.eye(numbers.max() + 1)[numbers]
-        group_count = self._members.shape[1]
+        self._group_of = np.zeros(hospitals, np.int64) if groups is None else groups
+        group_count = int(self._group_of.max()) + 1
         # The first hospital of a group tells its centre, and nothing of how hospitals differ.
         self.counts = [hospitals - group_count + 1, group_count]
         self.identified = [count - 1 >= _LEAST_DEGREES for count in self.counts]
         self._fits = [
             _Fit(
                 effects=effects,
-                members=self._members,
+                group_of=self._group_of,
                 largest_sd=largest_sd,
                 nested=groups is not None,
             )
@@ -253,7 +255,7 @@ class HospitalPosterior:
         """
         means = self._of_new.means
         return mixed(
-            weights=np.append(self._members.sum(axis=0), 1.0),
+            weights=np.append(np.bincount(self._group_of), 1.0),
             means=means.mean(axis=0),
             variances=self._of_new.variances.mean(axis=0) + means.var(axis=0),
         )

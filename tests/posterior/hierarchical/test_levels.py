@@ -1,5 +1,7 @@
 """The posterior over hospitals against exact values: its own prior, limits, closed forms."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from scipy.stats import chi2
@@ -118,7 +120,7 @@ def test_two_levels_are_the_conjugate_posterior_at_every_pair_of_spreads() -> No
     groups = np.array([0, 0, 0, 1, 1, 2])
     u = generator.normal(size=6)
     v = generator.uniform(0.1, 1, 6)
-    fit = _Fit(Effects(u, v), members=np.eye(3)[groups], largest_sd=2.0, nested=True)
+    fit = _Fit(Effects(u, v), group_of=groups, largest_sd=2.0, nested=True)
     of_all = fit.of_all()
     of_new = fit.of_new()
     same = np.equal.outer(groups, groups)
@@ -143,6 +145,18 @@ def test_two_levels_are_the_conjugate_posterior_at_every_pair_of_spreads() -> No
         assert np.allclose((of_all.means[number, 3], of_all.variances[number, 3]), own)
         assert np.allclose((of_new.means[number, 1], of_new.variances[number, 1]), new_of_group)
         assert np.allclose((of_new.means[number, 3], of_new.variances[number, 3]), new)
+
+
+def test_memory_grows_with_the_hospitals_and_not_with_their_square() -> None:
+    groups = np.arange(3000)
+    variances = np.full(3000, 0.1)
+    estimates, _ = draw(np.random.default_rng(1), variances, 0.5)
+    tracemalloc.start()
+    posterior(estimates, variances, groups=groups)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    # A table of all hospitals and groups alone has 72 MB.
+    assert peak < 40e6
 
 
 def test_spreads_are_where_the_sums_of_squares_have_their_chi_square_quantiles() -> None:
