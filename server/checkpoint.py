@@ -76,7 +76,7 @@ class RoundEntry(Config):
     resumed: int | None = None
     cards: tuple[SiteCard, ...] = ()
     left_out: tuple[RunWarning, ...] = ()
-    heads: dict[str, str] = Field(default_factory=dict)
+    heads: dict[str, Digest] = Field(default_factory=dict)
 
 
 @dataclass

@@ -111,13 +111,17 @@ def summarise_noised(table: NoisedCounts, generator: np.random.Generator) -> Cal
             cannot_tell.append(key)
         else:
             values[key] = of_metric.value
+    # It has no interval of its own, and says the same.
+    if "rms_debiased" in cannot_tell:
+        cannot_tell.append("ece")
+    else:
+        values |= _noised_ece(table, generator)
     return CalibrationValues(
         n=max(0, round(table.records)),
         net_benefit=curve,
         intervals=intervals,
         cannot_tell=tuple(cannot_tell),
         **values,
-        **_noised_ece(table, generator),
     )
 
 

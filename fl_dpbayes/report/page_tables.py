@@ -154,6 +154,13 @@ def error_cell(row: CalibrationRecord) -> Cell:
     return points(row.rms_debiased), interval(ends, points)
 
 
+def ece_cell(row: CalibrationRecord) -> Cell:
+    """Write the ECE in points, and what a calibrated model would show."""
+    if "ece" in (row.cannot_tell or ()):
+        return CANNOT_TELL, ""
+    return points(row.ece), f"({points(row.ece_if_calibrated)})"
+
+
 def metric_cell(row: CalibrationRecord, key: str, write: Write) -> Cell:
     """Write a metric with its 95 % interval; "cannot tell" where noise made that too wide."""
     ends = interval(row.intervals.get(key), write)
@@ -181,9 +188,7 @@ WHERE: _CalibrationColumn = Column("Where", place_cell, in_words=True)
 PREDICTOR: _CalibrationColumn = Column("Predictor", predictor_name, in_words=True)
 RECORDS: _CalibrationColumn = Column("n", lambda row: records_cell(row.n))
 RMS: _CalibrationColumn = Column("RMS debiased", error_cell)
-ECE: _CalibrationColumn = Column(
-    "ECE (if calibrated)", lambda row: (points(row.ece), f"({points(row.ece_if_calibrated)})")
-)
+ECE: _CalibrationColumn = Column("ECE (if calibrated)", ece_cell)
 AUROC: _CalibrationColumn = Column("AUROC [bounds]", auroc_cell)
 # Columns that show more than a metric with its interval.
 _MEASURE_COLUMNS = {"rms_debiased": RMS, "ece": ECE, "auroc": AUROC}

@@ -2,6 +2,7 @@ import json
 
 import numpy as np
 import pytest
+from scipy.special import expit
 
 from fl_dpbayes.calibration.metrics import errors, scores
 from fl_dpbayes.calibration.noised_counts import (
@@ -220,3 +221,23 @@ def test_columns_of_calibration_csv_golden():
     assert list(CALIBRATION_COLUMNS) == names + [
         f"{metric}_{end}" for metric in with_ends for end in ("low", "high")
     ]
+
+
+@pytest.mark.parametrize(
+    ("count", "noise_std", "tells"), [(0, 3.7, 0), (50, 0.6, 0), (50, 3.7, 0), (1000, 3.7, 10)]
+)
+def test_no_figure_stands_beside_cannot_tell(count: int, noise_std: float, tells: int) -> None:
+    generator = np.random.default_rng(count)
+    told = 0
+    for _ in range(10):
+        p = expit(generator.normal(-1, 1, count))
+        events = (generator.random(count) < p).astype(np.int64)
+        sums = coded_counts(np.column_stack([1 - p, p]), events).sums
+        sums = sums + noise_std * generator.standard_normal(sums.shape)
+        row = summarise_noised(NoisedCounts(sums, noise_std, 2), np.random.default_rng(0))
+        assert {key for key in row.cannot_tell if getattr(row, key) is not None} == set()
+        assert ("rms_debiased" in row.cannot_tell) == ("ece" in row.cannot_tell)
+        assert (row.ece is None) == (row.ece_if_calibrated is None)
+        told += row.ece is not None
+    # At 50 patients a calibrated model had an ECE of up to 44 points.
+    assert told == tells

@@ -302,6 +302,7 @@ FORGED_ROUNDS: dict[str, dict[str, object]] = {
     "another status": {"outcome.outcomes.0.status": "SPLENDID"},
     "a site of no name": {"outcome.outcomes.0.site": "\x1b[2J"},
     "a round before the first": {"outcome.round": -1},
+    "a head of no ledger": {"heads": {"north": ""}},
     "a warning of no kind": {"warnings": [{"kind": "splendid"}]},
     "a warning without its values": {"warnings": [{"kind": "hot"}]},
     "a warning that divides by 0": {
