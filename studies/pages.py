@@ -5,6 +5,16 @@ from pathlib import Path
 
 import pandas as pd
 
+from studies.stroke.sections import (
+    alarm_section,
+    epsilon_section,
+    held_out_section,
+    interval,
+    program_section,
+    sets_section,
+    update_section,
+)
+
 ROOT = Path(__file__).parents[1]
 STROKE = ROOT / "docs" / "results" / "stroke"
 SECOND = ROOT / "docs" / "results" / "second-trial"
@@ -33,11 +43,6 @@ WORTH = (
     "hierarchical, without privacy less public score, own level",
 )
 UK = "uk"
-
-
-def interval(row: pd.Series, digits: int = 4) -> str:
-    """Return a value and its interval."""
-    return f"{row['value']:.{digits}f} [{row['low']:.{digits}f}, {row['high']:.{digits}f}]"
 
 
 def rivals_section(folder: Path) -> str:
@@ -75,7 +80,8 @@ def rivals_section(folder: Path) -> str:
         "| predictor | log loss [90 %] | AUROC | setting, of 12 tries |",
         "|---|---|---|---|",
     ]
-    predictors = table[~table.index.isin(differences)].sort_values("value")
+    # Federations at other budgets have a table of their own.
+    predictors = table[table.index.isin(list(WORDS))].sort_values("value")
     for name, row in predictors.iterrows():
         auroc = f"{aurocs.loc[name, 'mean']:.3f}"
         setting = _setting(chosen[name]) if name in chosen else "the program's"
@@ -203,8 +209,21 @@ def with_sections(page: str, sections: list[str]) -> str:
 def written_pages() -> dict[Path, str]:
     """Return page -> its text with the tables of today."""
     sections = {
-        STROKE / "README.md": [rivals_section(STROKE), validation_section(STROKE)],
-        SECOND / "README.md": [rivals_section(SECOND), coverage_section(SECOND)],
+        STROKE / "README.md": [
+            rivals_section(STROKE),
+            epsilon_section(STROKE),
+            validation_section(STROKE),
+            held_out_section(STROKE),
+            update_section(STROKE),
+            sets_section(STROKE),
+            alarm_section(STROKE),
+            program_section(STROKE),
+        ],
+        SECOND / "README.md": [
+            rivals_section(SECOND),
+            coverage_section(SECOND),
+            program_section(SECOND),
+        ],
         KNOWN / "README.md": [known_hospitals_section(KNOWN)],
     }
     return {path: with_sections(path.read_text(), parts) for path, parts in sections.items()}

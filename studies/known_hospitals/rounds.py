@@ -24,10 +24,12 @@ class Released:
     Attributes:
         means: Of the rounds after burn-in.
         rounds: The pooled scores of all rounds.
+        samples: The states after each round past burn-in, shape (S, 1 + D).
     """
 
     means: Means
     rounds: PooledRounds
+    samples: Floats
 
 
 def run_rounds(
@@ -74,6 +76,7 @@ def run_rounds(
     state = np.zeros(features.shape[1])
     gradients: list[Floats] = []
     states: list[Floats] = []
+    samples: list[Floats] = []
     pooled: list[PooledRounds] = []
     for number in range(total):
         residuals = expit(features @ state) - outcomes
@@ -94,6 +97,8 @@ def run_rounds(
         gradient = weights @ (sums / units[:, None])
         pull = prior_weight * prior_precision * state
         state = state - step_size * (2 * gradient + pull)
+        if number >= scenario.training.burn_in:
+            samples.append(state)
     kept = len(gradients)
     return Released(
         means=Means(
@@ -107,4 +112,5 @@ def run_rounds(
             scores=np.concatenate([part.scores for part in pooled]),
             noises=np.concatenate([part.noises for part in pooled]),
         ),
+        samples=np.array(samples),
     )
