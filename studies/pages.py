@@ -42,7 +42,6 @@ WORTH = (
     "hierarchical, without privacy less alone",
     "hierarchical, without privacy less public score, own level",
 )
-UK = "uk"
 
 
 def rivals_section(folder: Path) -> str:
@@ -64,12 +63,9 @@ def rivals_section(folder: Path) -> str:
         "| | first less second | difference [90 %] |",
         "|---|---|---|",
     ]
-    differences = [name for name in table.index if " less " in name]
-    rest = [name for name in differences if name != PRICE and name not in WORTH]
     for title, names in (
         ("**what privacy costs**", [PRICE]),
         ("**what federation brings**", WORTH),
-        ("the rest", rest),
     ):
         for name in names:
             first_name, second_name = name.split(" less ")
@@ -94,47 +90,23 @@ def _setting(text: str) -> str:
 
 
 def validation_section(folder: Path) -> str:
-    """Return the summary over countries held out, and the figures of each.
+    """Return the summary over countries held out.
 
     Args:
-        folder: Holds `validation.csv` and `validation-summary.csv`.
+        folder: Holds `validation-summary.csv`.
     """
     summary = pd.read_csv(folder / "validation-summary.csv")
-    by_country = pd.read_csv(folder / "validation.csv")
+    measures = list(summary["measure"].unique())
     lines = [
-        "| predictor | measure | countries | mean [95 %] | tau | a new country [95 %] |",
-        "|---|---|---|---|---|---|",
+        f"| predictor | {' | '.join(measures)} |",
+        f"|---|{'---|' * len(measures)}",
     ]
-    for row in summary.to_dict("records"):
-        mean = f"{row['mean']:.2f} [{row['low']:.2f}, {row['high']:.2f}]"
-        new = f"{row['new low']:.2f} to {row['new high']:.2f}"
-        lines.append(
-            f"| {WORDS[row['predictor']]} | {row['measure']} | {row['places']} | {mean} "
-            f"| {row['tau']:.2f} | {new} |"
-        )
-    predictor = by_country["predictor"].iloc[-1]
-    for name in ("hierarchical, epsilon 1", "random intercepts"):
-        if name in set(by_country["predictor"]):
-            predictor = name
-            break
-    lines += [
-        "",
-        f"Each country, {WORDS[predictor]} (estimate ± standard error):",
-        "",
-        "| country | patients | events | O/E | calibration intercept | slope | AUROC |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    part = by_country[by_country["predictor"] == predictor]
-    for row in part.sort_values("patients", ascending=False).to_dict("records"):
-        name = f"**{row['country']}**" if row["country"] == UK else row["country"]
-        oe_se = row["O/E"] * row["log O/E se"]
-        cells = [
-            f"{row['O/E']:.2f} ± {oe_se:.2f}",
-            f"{row['calibration intercept']:.2f} ± {row['calibration intercept se']:.2f}",
-            f"{row['calibration slope']:.2f} ± {row['calibration slope se']:.2f}",
-            f"{row['AUROC']:.3f} ± {row['AUROC se']:.3f}",
-        ]
-        lines.append(f"| {name} | {row['patients']} | {row['events']} | {' | '.join(cells)} |")
+    for predictor, part in summary.groupby("predictor", sort=False):
+        cells = []
+        for row in part.to_dict("records"):
+            mean = f"{row['mean']:.2f} [{row['low']:.2f}, {row['high']:.2f}]"
+            cells.append(f"{mean}; {row['new low']:.2f} to {row['new high']:.2f}")
+        lines.append(f"| {WORDS[str(predictor)]} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 

@@ -55,18 +55,9 @@ def run_rounds(
         What the hospitals released.
     """
     units = np.bincount(hospital)
-    first_patient = np.searchsorted(hospital, np.arange(len(units)))
-    names = [str(number) for number in range(len(units))]
-    of_size = dict(zip(names, units.tolist(), strict=True))
-    shares, _ = weigh_sites(scenario.aggregation, of_size)
-    weights = np.array([shares[name] for name in names])
-    clip_norm = (scenario.privacy.clip_norm or np.inf) / np.sqrt(2)
+    weights = hospital_weights(scenario, units)
     plan = site_plan(scenario, len(units))
-    # In log odds half the difference of two rows' noises counts.
-    noises = np.array([planned_chain(plan, size).noise_multipliers for size in units.tolist()]) * (
-        plan.privacy.noise_unit / np.sqrt(2)
-    )
-    lengths = np.linalg.norm(features, axis=1)
+    noises = planned_noises(scenario, units)
     prior = scenario.sampler.prior
     assert isinstance(prior, GaussianPrior)
     prior_precision = prior.scale**-2
@@ -79,10 +70,7 @@ def run_rounds(
     samples: list[Floats] = []
     pooled: list[PooledRounds] = []
     for number in range(total):
-        residuals = expit(features @ state) - outcomes
-        sizes = np.maximum(np.abs(residuals) * lengths, np.finfo(float).tiny)
-        clipped = residuals * np.minimum(1.0, clip_norm / sizes)
-        sums = np.add.reduceat(features * clipped[:, None], first_patient, axis=0)
+        sums = clipped_sums(features, outcomes, hospital, state=state, scenario=scenario)
         sums = sums + noises[:, [number]] * generator.standard_normal(sums.shape)
         means = Means(
             units=units.astype(np.float64),
@@ -114,3 +102,48 @@ def run_rounds(
         ),
         samples=np.array(samples),
     )
+
+
+def clipped_sums(
+    features: Floats,
+    outcomes: npt.NDArray[np.int64],
+    hospital: npt.NDArray[np.int64],
+    *,
+    state: Floats,
+    scenario: Scenario,
+) -> Floats:
+    """Sum every hospital's clipped scores of the log odds, shape (K, 1 + D).
+
+    Args:
+        features: As of `run_rounds`.
+        outcomes: As of `run_rounds`.
+        hospital: As of `run_rounds`.
+        state: Where they are taken, shape (1 + D,).
+        scenario: Tells the clip norm.
+    """
+    clip_norm = (scenario.privacy.clip_norm or np.inf) / np.sqrt(2)
+    first_patient = np.searchsorted(hospital, np.arange(hospital[-1] + 1))
+    residuals = expit(features @ state) - outcomes
+    sizes = np.maximum(np.abs(residuals) * np.linalg.norm(features, axis=1), np.finfo(float).tiny)
+    clipped = residuals * np.minimum(1.0, clip_norm / sizes)
+    return np.asarray(np.add.reduceat(features * clipped[:, None], first_patient, axis=0))
+
+
+def planned_noises(scenario: Scenario, units: npt.NDArray[np.int64]) -> Floats:
+    """Return the standard deviation of the noise on hospitals' sums in each round, shape (K, T).
+
+    Args:
+        scenario: Plans it.
+        units: Training patients of each hospital, shape (K,).
+    """
+    plan = site_plan(scenario, len(units))
+    multipliers = [planned_chain(plan, size).noise_multipliers for size in units.tolist()]
+    # In log odds half the difference of two rows' noises counts.
+    return np.array(multipliers) * (plan.privacy.noise_unit / np.sqrt(2))
+
+
+def hospital_weights(scenario: Scenario, units: npt.NDArray[np.int64]) -> Floats:
+    """Return the hospitals' shares of the average, shape (K,)."""
+    of_size = {str(number): size for number, size in enumerate(units.tolist())}
+    shares, _ = weigh_sites(scenario.aggregation, of_size)
+    return np.array([shares[name] for name in of_size])

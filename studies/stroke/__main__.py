@@ -6,7 +6,7 @@ python -m studies.stroke tables CELLS      tables of what is there, and the page
 """
 
 import argparse
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -30,7 +30,7 @@ from studies.stroke.cells import (
     splits_of,
 )
 from studies.stroke.comparison import PRIVATE, compare, covariance_tables, large_countries, validate
-from studies.stroke.federation import read_federations
+from studies.stroke.federation import Federation, read_federations
 from studies.stroke.places import (
     COUNTRIES,
     at_home_table,
@@ -38,8 +38,8 @@ from studies.stroke.places import (
     places_held_out,
     update_table,
 )
-from studies.stroke.program import program_summary, program_table
-from studies.stroke.rivals import RIVALS, SEARCHED, search
+from studies.stroke.program import noise_table, program_summary, program_table
+from studies.stroke.rivals import RIVALS, SEARCHED, Split, search
 from studies.stroke.sets import sets_table, without_labels_table
 
 TRIES = "rivals-tries"
@@ -71,8 +71,7 @@ def stroke_tables(cells: Path) -> Iterator[Tables]:
     yield {"alarm-by-country": by_country, "alarm": alarm_table(by_country)}
     draws = [*first_draws, *read_federations(cells / STROKE_DRAWS)]
     yield compare(splits, draws, RIVALS, tries)
-    runs = program_table(read_federations(cells / PROGRAM), draws, splits)
-    yield {"program": runs, "program-summary": program_summary(runs)}
+    yield program_tables(cells / PROGRAM, draws, splits)
     whitened = splits_of(covariance_scenario(seed=splits[0].seed, epsilon=1.0))
     with_covariance = read_federations(cells / COVARIANCE_DRAWS)
     yield covariance_tables(splits, draws, whitened, with_covariance)
@@ -94,8 +93,19 @@ def second_tables(cells: Path) -> Iterator[Tables]:
     draws = [*first_draws, *read_federations(cells / SECOND_DRAWS)]
     yield compare(splits, draws, RIVALS_HERE, tries)
     yield second_trial_tables(splits, first_draws)
-    runs = program_table(read_federations(cells / SECOND_PROGRAM), draws, splits)
-    yield {"program": runs, "program-summary": program_summary(runs)}
+    yield program_tables(cells / SECOND_PROGRAM, draws, splits)
+
+
+def program_tables(folder: Path, draws: Sequence[Federation], splits: Sequence[Split]) -> Tables:
+    """Return the tables of kept runs beside draws of the noise; none where no run is there."""
+    if not folder.exists():
+        return {}
+    runs = program_table(read_federations(folder), draws, splits)
+    return {
+        "program": runs,
+        "program-summary": program_summary(runs),
+        "program-noise": noise_table(folder, splits),
+    }
 
 
 def write_tables(tables: Tables, folder: Path) -> None:

@@ -112,13 +112,11 @@ def write_rounds(
         generator: Draws the noise.
         folder: Gets the scenario, and at last what was released.
     """
-    names = training_hospitals(scenario)
-    train = split.train.subset(np.isin(split.train.hospitals, names))
-    train = train.subset(np.argsort(train.hospitals, kind="stable"))
+    train = training_patients(scenario, split)
     released = run_rounds(
         features=with_intercept(train.features),
         outcomes=train.labels,
-        hospital=np.searchsorted(names, train.hospitals),
+        hospital=np.unique(train.hospitals, return_inverse=True)[1],
         scenario=scenario,
         generator=generator,
     )
@@ -128,6 +126,13 @@ def write_rounds(
     arrays = means | released.rounds.arrays | {"samples": released.samples}
     with replaced_atomically(folder / RELEASED_FILE) as partial:
         save_file(arrays, partial)
+
+
+def training_patients(scenario: Scenario, split: Split) -> Cohort:
+    """Return the training patients of the hospitals that train, hospital by hospital."""
+    trains = np.isin(split.train.hospitals, training_hospitals(scenario))
+    train = split.train.subset(trains)
+    return train.subset(np.argsort(train.hospitals, kind="stable"))
 
 
 def training_hospitals(scenario: Scenario) -> list[str]:

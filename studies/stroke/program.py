@@ -1,14 +1,27 @@
 """Kept runs of the program beside draws of the noise by NumPy, on the same splits."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 from scipy.stats import norm
 from sklearn.metrics import roc_auc_score
 
+from fl_dpbayes.config import GaussianPrior, site_plan
+from fl_dpbayes.files import RunStore
+from fl_dpbayes.posterior import (
+    HOSPITALS,
+    POOLED_ROUNDS,
+    PooledRounds,
+    PosteriorBank,
+    log_odds_means,
+    site_means,
+    with_intercept,
+)
+from studies.known_hospitals.rounds import clipped_sums, hospital_weights, planned_noises
 from studies.stroke.comparison import trains_all
-from studies.stroke.federation import Federation
+from studies.stroke.federation import Federation, read_kept_run, training_patients
 from studies.stroke.rivals import Split, losses
 
 
@@ -102,3 +115,69 @@ def program_summary(table: pd.DataFrame) -> pd.DataFrame:
     error = np.sqrt(1 / summary["runs"] + 1 / table["draws"].min() / table["seed"].nunique())
     summary["p"] = 2 * norm.sf(np.abs(summary["off"]) / error)
     return summary.reset_index()
+
+
+def noise_table(folder: Path, splits: Sequence[Split]) -> pd.DataFrame:
+    """Look at the noise in what the hospitals of kept runs released, and at the runs' steps.
+
+    Args:
+        folder: Holds the runs.
+        splits: One for each seed.
+
+    Returns:
+        A row for each run, as of `noise_row`.
+    """
+    split_of_seed = {split.seed: split for split in splits}
+    rows = []
+    for run in sorted(folder.iterdir()):
+        seed = read_kept_run(run).seed
+        rows.append({"run": run.name, "seed": seed, **noise_row(run, split_of_seed[seed])})
+    return pd.DataFrame(rows)
+
+
+def noise_row(folder: Path, split: Split) -> dict[str, float]:
+    """Compute the mean sums after burn-in anew at a run's own states, and compare.
+
+    Args:
+        folder: A kept run with noise.
+        split: Its patients.
+
+    Returns:
+        `numbers` that were released, the root mean `square` of their noise over the planned one,
+        and what is most `off`: planned noises, relatively, and the way from the first state after
+        burn-in to the last one.
+    """
+    federation = read_kept_run(folder)
+    scenario = federation.scenario
+    with RunStore.open(folder, to_read=True) as store:
+        bank = PosteriorBank(store)
+        means = log_odds_means(site_means(bank.last(HOSPITALS, 0) or {}))
+        rounds = PooledRounds.of_arrays(bank.last(POOLED_ROUNDS, 0) or {})
+    states = rounds.states[scenario.training.burn_in :]
+    train = training_patients(scenario, split)
+    hospital = np.unique(train.hospitals, return_inverse=True)[1]
+    units = np.bincount(hospital)
+    features = with_intercept(train.features)
+    exact = np.mean(
+        [
+            clipped_sums(features, train.labels, hospital, state=state, scenario=scenario)
+            for state in states
+        ],
+        axis=0,
+    )
+    planned = planned_noises(scenario, units)[:, scenario.training.burn_in :]
+    noise = np.sqrt(np.square(planned).mean(axis=1) / len(states))
+    standardised = (means.gradients - exact) / noise[:, None]
+    weights = hospital_weights(scenario, units)
+    prior = scenario.sampler.prior
+    assert isinstance(prior, GaussianPrior)
+    share = site_plan(scenario, len(units)).prior_share * (weights / units).sum()
+    pull = share * states.mean(axis=0) / prior.scale**2
+    gradient = weights @ (means.gradients / units[:, None])
+    way = -scenario.sampler.step_size.initial * len(states) * (2 * gradient + pull)
+    return {
+        "numbers": standardised.size,
+        "square": float(np.sqrt(np.square(standardised).mean())),
+        "planned off": float(np.abs(means.noise / noise - 1).max()),
+        "steps off": float(np.abs(federation.samples[-1] - states[0] - way).max()),
+    }

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 BUDGETS = {
@@ -12,7 +13,7 @@ BUDGETS = {
     "without privacy": "none",
 }
 WAYS = {
-    "no update": "nothing",
+    "no update": "no update",
     "at home": "all, at home",
     "private": "one sum at epsilon 1",
 }
@@ -82,7 +83,7 @@ def update_section(folder: Path) -> str:
     counts = list(table["patients"].unique())
     heads = " | ".join(f"{count} patients" for count in counts)
     lines = [
-        f"| % of the gap closed [90 %] | what they tell | {heads} |",
+        f"| % of the gap closed [90 %] | what patients tell | {heads} |",
         f"|---|---|{'---|' * len(counts)}",
     ]
     for (kind, known, way), part in table.groupby(["held out", "known", "figure"], sort=False):
@@ -136,22 +137,35 @@ def program_section(folder: Path) -> str:
     """Return runs of the program beside draws by NumPy.
 
     Args:
-        folder: Holds `program.csv` and `program-summary.csv`.
+        folder: Holds `program.csv`, `program-summary.csv` and `program-noise.csv`.
     """
     runs = pd.read_csv(folder / "program.csv")
     summary = pd.read_csv(folder / "program-summary.csv").set_index("figure")
     draws = runs["draws"].min()
+    seeds = sorted(runs["seed"].unique())
     lines = [
-        f"| figure at epsilon 1 | split | the program's runs | {draws} draws by NumPy: mean ± sd "
+        f"| runs ({draws} draws by NumPy: mean ± sd) | {' | '.join(map(str, seeds))} "
         "| all runs: mean distance in sds, p |",
-        "|---|---|---|---|---|",
+        f"|---|{'---|' * (len(seeds) + 1)}",
     ]
-    for (figure, seed), part in runs.groupby(["figure", "seed"], sort=False):
+    for figure, of_figure in runs.groupby("figure", sort=False):
         digits = 2 if str(figure).startswith(COARSE) else 4
-        values = ", ".join(f"{value:.{digits}f}" for value in part["program"])
-        first = part.iloc[0]
-        of_draws = f"{first['mean']:.{digits}f} ± {first['sd']:.{digits}f}"
+        cells = []
+        for _, part in of_figure.groupby("seed"):
+            values = ", ".join(f"{value:.{digits}f}" for value in part["program"])
+            first = part.iloc[0]
+            cells.append(f"{values} ({first['mean']:.{digits}f} ± {first['sd']:.{digits}f})")
         overall = summary.loc[figure]
-        distance = f"{overall['off']:.1f}, {overall['p']:.2f}" if seed == runs["seed"].min() else ""
-        lines.append(f"| {figure} | {seed} | {values} | {of_draws} | {distance} |")
+        cells.append(f"{overall['off']:.1f}, {overall['p']:.2f}")
+        lines.append(f"| {figure} | {' | '.join(cells)} |")
+    noise = pd.read_csv(folder / "program-noise.csv")
+    numbers = noise["numbers"].sum()
+    size = np.sqrt((noise["numbers"] * noise["square"] ** 2).sum() / numbers)
+    lines += [
+        "",
+        f"Of {numbers} numbers that the program's hospitals released, the noise was {size:.3f} ± "
+        f"{1 / np.sqrt(2 * numbers):.3f} times the planned one. Planned noises differ by at most "
+        f"{noise['planned off'].max():.1g} of theirs, the way of the state after burn-in by "
+        f"{noise['steps off'].max():.1g}.",
+    ]
     return "\n".join(lines) + "\n"
