@@ -156,7 +156,7 @@ def program_section(folder: Path) -> str:
             first = part.iloc[0]
             cells.append(f"{values} ({first['mean']:.{digits}f} ± {first['sd']:.{digits}f})")
         overall = summary.loc[figure]
-        cells.append(f"{overall['off']:.1f}, {overall['p']:.2f}")
+        cells.append(f"{overall['off']:.1f}, {overall['p']:.3f}")
         lines.append(f"| {figure} | {' | '.join(cells)} |")
     noise = pd.read_csv(folder / "program-noise.csv")
     numbers = noise["numbers"].sum()
