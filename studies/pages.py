@@ -5,6 +5,16 @@ from pathlib import Path
 
 import pandas as pd
 
+from studies.stroke.sections import (
+    alarm_section,
+    epsilon_section,
+    held_out_section,
+    interval,
+    program_section,
+    sets_section,
+    update_section,
+)
+
 ROOT = Path(__file__).parents[1]
 STROKE = ROOT / "docs" / "results" / "stroke"
 SECOND = ROOT / "docs" / "results" / "second-trial"
@@ -32,12 +42,6 @@ WORTH = (
     "hierarchical, without privacy less alone",
     "hierarchical, without privacy less public score, own level",
 )
-UK = "uk"
-
-
-def interval(row: pd.Series, digits: int = 4) -> str:
-    """Return a value and its interval."""
-    return f"{row['value']:.{digits}f} [{row['low']:.{digits}f}, {row['high']:.{digits}f}]"
 
 
 def rivals_section(folder: Path) -> str:
@@ -59,12 +63,9 @@ def rivals_section(folder: Path) -> str:
         "| | first less second | difference [90 %] |",
         "|---|---|---|",
     ]
-    differences = [name for name in table.index if " less " in name]
-    rest = [name for name in differences if name != PRICE and name not in WORTH]
     for title, names in (
         ("**what privacy costs**", [PRICE]),
         ("**what federation brings**", WORTH),
-        ("the rest", rest),
     ):
         for name in names:
             first_name, second_name = name.split(" less ")
@@ -75,7 +76,8 @@ def rivals_section(folder: Path) -> str:
         "| predictor | log loss [90 %] | AUROC | setting, of 12 tries |",
         "|---|---|---|---|",
     ]
-    predictors = table[~table.index.isin(differences)].sort_values("value")
+    # Federations at other budgets have a table of their own.
+    predictors = table[table.index.isin(list(WORDS))].sort_values("value")
     for name, row in predictors.iterrows():
         auroc = f"{aurocs.loc[name, 'mean']:.3f}"
         setting = _setting(chosen[name]) if name in chosen else "the program's"
@@ -88,47 +90,23 @@ def _setting(text: str) -> str:
 
 
 def validation_section(folder: Path) -> str:
-    """Return the summary over countries held out, and the figures of each.
+    """Return the summary over countries held out.
 
     Args:
-        folder: Holds `validation.csv` and `validation-summary.csv`.
+        folder: Holds `validation-summary.csv`.
     """
     summary = pd.read_csv(folder / "validation-summary.csv")
-    by_country = pd.read_csv(folder / "validation.csv")
+    measures = list(summary["measure"].unique())
     lines = [
-        "| predictor | measure | countries | mean [95 %] | tau | a new country [95 %] |",
-        "|---|---|---|---|---|---|",
+        f"| predictor | {' | '.join(measures)} |",
+        f"|---|{'---|' * len(measures)}",
     ]
-    for row in summary.to_dict("records"):
-        mean = f"{row['mean']:.2f} [{row['low']:.2f}, {row['high']:.2f}]"
-        new = f"{row['new low']:.2f} to {row['new high']:.2f}"
-        lines.append(
-            f"| {WORDS[row['predictor']]} | {row['measure']} | {row['places']} | {mean} "
-            f"| {row['tau']:.2f} | {new} |"
-        )
-    predictor = by_country["predictor"].iloc[-1]
-    for name in ("hierarchical, epsilon 1", "random intercepts"):
-        if name in set(by_country["predictor"]):
-            predictor = name
-            break
-    lines += [
-        "",
-        f"Each country, {WORDS[predictor]} (estimate ± standard error):",
-        "",
-        "| country | patients | events | O/E | calibration intercept | slope | AUROC |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    part = by_country[by_country["predictor"] == predictor]
-    for row in part.sort_values("patients", ascending=False).to_dict("records"):
-        name = f"**{row['country']}**" if row["country"] == UK else row["country"]
-        oe_se = row["O/E"] * row["log O/E se"]
-        cells = [
-            f"{row['O/E']:.2f} ± {oe_se:.2f}",
-            f"{row['calibration intercept']:.2f} ± {row['calibration intercept se']:.2f}",
-            f"{row['calibration slope']:.2f} ± {row['calibration slope se']:.2f}",
-            f"{row['AUROC']:.3f} ± {row['AUROC se']:.3f}",
-        ]
-        lines.append(f"| {name} | {row['patients']} | {row['events']} | {' | '.join(cells)} |")
+    for predictor, part in summary.groupby("predictor", sort=False):
+        cells = []
+        for row in part.to_dict("records"):
+            mean = f"{row['mean']:.2f} [{row['low']:.2f}, {row['high']:.2f}]"
+            cells.append(f"{mean}; {row['new low']:.2f} to {row['new high']:.2f}")
+        lines.append(f"| {WORDS[str(predictor)]} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -203,8 +181,21 @@ def with_sections(page: str, sections: list[str]) -> str:
 def written_pages() -> dict[Path, str]:
     """Return page -> its text with the tables of today."""
     sections = {
-        STROKE / "README.md": [rivals_section(STROKE), validation_section(STROKE)],
-        SECOND / "README.md": [rivals_section(SECOND), coverage_section(SECOND)],
+        STROKE / "README.md": [
+            rivals_section(STROKE),
+            epsilon_section(STROKE),
+            validation_section(STROKE),
+            held_out_section(STROKE),
+            update_section(STROKE),
+            sets_section(STROKE),
+            alarm_section(STROKE),
+            program_section(STROKE),
+        ],
+        SECOND / "README.md": [
+            rivals_section(SECOND),
+            coverage_section(SECOND),
+            program_section(SECOND),
+        ],
         KNOWN / "README.md": [known_hospitals_section(KNOWN)],
     }
     return {path: with_sections(path.read_text(), parts) for path, parts in sections.items()}

@@ -31,10 +31,12 @@ class Released:
     Attributes:
         means: Of the rounds after burn-in.
         rounds: The pooled scores of all rounds.
+        samples: The states after each round past burn-in, shape (S, 1 + D).
     """
 
     means: Means
     rounds: PooledRounds
+    samples: Floats
 
 
 def run_rounds(
@@ -62,20 +64,11 @@ def run_rounds(
         What the hospitals released.
     """
     units = np.bincount(hospital)
-    first_patient = np.searchsorted(hospital, np.arange(len(units)))
-    of_size = dict(zip(sites, units.tolist(), strict=True))
-    shares, _ = weigh_sites(scenario.aggregation, of_size)
-    weights = np.array([shares[site] for site in sites])
-    clip_norm = (scenario.privacy.clip_norm or np.inf) / np.sqrt(2)
+    weights = hospital_weights(scenario, units)
     plan = site_plan(scenario, len(units))
-    # In log odds half the difference of two rows' noises counts.
-    noises = np.array([planned_chain(plan, size).noise_multipliers for size in units.tolist()]) * (
-        plan.privacy.noise_unit / np.sqrt(2)
-    )
-    lengths = np.linalg.norm(features, axis=1)
+    noises = planned_noises(scenario, units)
     prior = scenario.sampler.prior
     assert isinstance(prior, GaussianPrior)
-    prior_precision = prior.scale**-2
     prior_weights = plan.prior_share * weights / units
     step_size = scenario.sampler.step_size.initial
     total = scenario.training.rounds
@@ -83,25 +76,70 @@ def run_rounds(
     effects = np.zeros(len(units))
     rounds: list[Means] = []
     pooled: list[PooledRounds] = []
+    samples: list[Floats] = []
     for number in range(total):
         states = np.tile(state, (len(units), 1))
         states[:, 0] += effects
-        residuals = expit(features @ state + effects[hospital]) - outcomes
-        sizes = np.maximum(np.abs(residuals) * lengths, np.finfo(float).tiny)
-        clipped = residuals * np.minimum(1.0, clip_norm / sizes)
-        sums = np.add.reduceat(features * clipped[:, None], first_patient, axis=0)
+        sums = clipped_sums(features, outcomes, hospital, states=states, scenario=scenario)
         sums = sums + noises[:, [number]] * generator.standard_normal(sums.shape)
         means = Means(
             units=units.astype(np.float64), gradients=sums, states=states, noise=noises[:, number]
         )
         pooled.append(pooled_round(means, total))
         gradient = weights @ (sums / units[:, None])
-        pull = prior_precision * (prior_weights @ states)
+        pull = prior_weights @ states / prior.scale**2
         state = state - step_size * (2 * gradient + pull)
         if number >= scenario.training.burn_in:
             rounds.append(means)
+            samples.append(state)
             effects = expected_effects(sites, means=_mean(rounds), scenario=scenario)
-    return Released(means=_mean(rounds), rounds=_joined(pooled))
+    return Released(means=_mean(rounds), rounds=_joined(pooled), samples=np.array(samples))
+
+
+def clipped_sums(
+    features: Floats,
+    outcomes: npt.NDArray[np.int64],
+    hospital: npt.NDArray[np.int64],
+    *,
+    states: Floats,
+    scenario: Scenario,
+) -> Floats:
+    """Sum every hospital's clipped scores of the log odds, shape (K, 1 + D).
+
+    Args:
+        features: As of `run_rounds`.
+        outcomes: As of `run_rounds`.
+        hospital: As of `run_rounds`.
+        states: Where each hospital's are taken, shape (K, 1 + D).
+        scenario: Tells the clip norm.
+    """
+    clip_norm = (scenario.privacy.clip_norm or np.inf) / np.sqrt(2)
+    first_patient = np.searchsorted(hospital, np.arange(hospital[-1] + 1))
+    log_odds = (features * states[hospital]).sum(axis=1)
+    residuals = expit(log_odds) - outcomes
+    sizes = np.maximum(np.abs(residuals) * np.linalg.norm(features, axis=1), np.finfo(float).tiny)
+    clipped = residuals * np.minimum(1.0, clip_norm / sizes)
+    return np.asarray(np.add.reduceat(features * clipped[:, None], first_patient, axis=0))
+
+
+def planned_noises(scenario: Scenario, units: npt.NDArray[np.int64]) -> Floats:
+    """Return the standard deviation of the noise on hospitals' sums in each round, shape (K, T).
+
+    Args:
+        scenario: Plans it.
+        units: Training patients of each hospital, shape (K,).
+    """
+    plan = site_plan(scenario, len(units))
+    multipliers = [planned_chain(plan, size).noise_multipliers for size in units.tolist()]
+    # In log odds half the difference of two rows' noises counts.
+    return np.array(multipliers) * (plan.privacy.noise_unit / np.sqrt(2))
+
+
+def hospital_weights(scenario: Scenario, units: npt.NDArray[np.int64]) -> Floats:
+    """Return the hospitals' shares of the average, shape (K,)."""
+    of_size = {str(number): size for number, size in enumerate(units.tolist())}
+    shares, _ = weigh_sites(scenario.aggregation, of_size)
+    return np.array([shares[name] for name in of_size])
 
 
 def _mean(rounds: Sequence[Means]) -> Means:

@@ -1,25 +1,18 @@
-"""Tables of the second trial: the federation against its rivals, and intervals at new hospitals.
+"""Tables of the second trial: its rivals, and intervals at new hospitals."""
 
-python -m studies.second_trial.analysis RUNS TABLES      RUNS: a study's STUDY/runs
-"""
-
-import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 from statsmodels.stats.proportion import proportion_confint
 
-from fl_dpbayes.config import Scenario
-from fl_dpbayes.posterior import with_intercept
-from studies.stroke.analysis import observed_interval
-from studies.stroke.comparison import KeptRun, compare, read_kept_runs, write_tables
-from studies.stroke.rivals import RIVALS, SEARCHED, TREES, Cohort, Rival, boosting, search
-from studies.stroke.splits import read_split
+from studies.stroke.comparison import held_out_split, trains_all
+from studies.stroke.federation import Federation
+from studies.stroke.places import observed_interval
+from studies.stroke.resampling import LEVEL
+from studies.stroke.rivals import RIVALS, TREES, Rival, Split, boosting
 
-LEVEL = 0.9
 ONE_LEVEL = ("pooled", "random intercepts", "boosting", "alone", "public score, own level")
 RIVALS_HERE = (
     *[rival for rival in RIVALS if rival.name in ONE_LEVEL],
@@ -29,31 +22,22 @@ HELD_OUT = "20 and more, held out in turn"
 TOO_SMALL = "below 20, never in training"
 
 
-def searched_scenarios(scenario: Scenario) -> Iterator[Scenario]:
-    """Yield a scenario under the seeds of the search."""
-    for seed in SEARCHED:
-        yield scenario.model_copy(update={"seed": seed})
-
-
-def coverage_rows(run: KeptRun) -> Iterator[dict[str, object]]:
+def coverage_rows(federation: Federation, split: Split) -> Iterator[dict[str, object]]:
     """Yield whether the 90 % interval of a new hospital's rate holds the observed one.
 
     The chance of its patients is in the interval. Where all hospitals train, those that are too
     small for it are new ones.
     """
-    split = read_split(run.run.scenario)
-    held_out = [name for name, spec in run.run.scenario.sites.items() if spec.role == "held_out"]
-    new = split.test.subset(np.isin(split.test.hospitals, held_out)) if held_out else split.outside
-    which = HELD_OUT if held_out else TOO_SMALL
-    effect = run.hospitals.effect()
+    held_out = federation.held_out
+    new = held_out_split(split, held_out).test if held_out else split.outside
+    effect = federation.hospitals.effect()
     for hospital in np.unique(new.hospitals):
-        patients: Cohort = new.subset(new.hospitals == hospital)
-        log_odds = with_intercept(patients.features) @ run.hospitals.state
-        low, high = observed_interval(effect, log_odds)
+        patients = new.subset(new.hospitals == hospital)
+        low, high = observed_interval(effect, federation.log_odds(patients.features))
         yield {
-            "hospitals": which,
-            "privacy": run.privacy,
-            "seed": run.seed,
+            "hospitals": HELD_OUT if held_out else TOO_SMALL,
+            "privacy": federation.privacy,
+            "seed": federation.seed,
             "hospital": hospital,
             "patients": len(patients),
             "rate": patients.labels.mean(),
@@ -85,40 +69,36 @@ def coverage_table(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(counted)
 
 
-def spread_table(runs: Sequence[KeptRun]) -> pd.DataFrame:
-    """Return the standard deviation between hospitals, by run in which all train."""
+def spread_table(federations: Sequence[Federation]) -> pd.DataFrame:
+    """Return the standard deviation between hospitals, by federation in which all train."""
     rows = []
-    for run in runs:
-        if run.held_out != "":
-            continue
-        (spread,) = run.hospitals.spreads
+    for federation in filter(trains_all, federations):
+        (spread,) = federation.hospitals.spreads
         low, high = spread.interval
-        key = {"seed": run.seed, "privacy": run.privacy}
+        key = {"seed": federation.seed, "privacy": federation.privacy}
         rows.append(key | {"sd": spread.standard_deviation, "low": low, "high": high})
     return pd.DataFrame(rows)
 
 
-def main() -> None:
-    """Search the rivals' settings, and write all tables."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+def second_trial_tables(
+    splits: Sequence[Split], federations: Sequence[Federation]
+) -> Mapping[str, pd.DataFrame]:
+    """Return table -> frame: `spread`, `coverage` and `coverage-by-hospital`.
+
+    Args:
+        splits: One for each seed.
+        federations: One draw of the noise of each.
+    """
+    split_of_seed = {split.seed: split for split in splits}
+    coverage = pd.DataFrame(
+        [
+            row
+            for federation in federations
+            for row in coverage_rows(federation, split_of_seed[federation.seed])
+        ]
     )
-    parser.add_argument("runs", type=Path, help="kept runs of studies/second_trial/medpar.toml")
-    parser.add_argument("tables", type=Path, help="folder that gets a CSV file for each table")
-    options = parser.parse_args()
-    runs = read_kept_runs(options.runs)
-    scenario = next(run for run in runs if run.held_out == "").run.scenario
-    tries = search(RIVALS_HERE, [read_split(each) for each in searched_scenarios(scenario)])
-    coverage = pd.DataFrame([row for run in runs for row in coverage_rows(run)])
-    tables = {
-        "rivals-tries": tries,
-        **compare(runs, RIVALS_HERE, tries),
-        "spread": spread_table(runs),
+    return {
+        "spread": spread_table(federations),
         "coverage": coverage_table(coverage),
         "coverage-by-hospital": coverage,
     }
-    write_tables(tables, options.tables)
-
-
-if __name__ == "__main__":
-    main()

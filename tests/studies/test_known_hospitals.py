@@ -13,8 +13,10 @@ from fl_dpbayes.posterior import (
     PosteriorBank,
     log_odds_means,
     mixed,
+    predict,
     site_means,
 )
+from fl_dpbayes.predict.finished_run import read_run
 from studies.known_hospitals.rounds import run_rounds
 from studies.known_hospitals.study import (
     KINDS,
@@ -25,6 +27,9 @@ from studies.known_hospitals.study import (
     run_deal,
 )
 from studies.known_hospitals.truths import TRUTHS, Patients, deal, standardised
+from studies.stroke.federation import read_kept_run
+from studies.stroke.program import noise_row
+from studies.stroke.splits import read_split
 from tests.federations import Federation
 
 SITES = """sites={
@@ -61,6 +66,31 @@ def test_without_noise_the_rounds_are_those_of_a_run(federation, tmp_path, clip_
     np.testing.assert_allclose(released.rounds.states, pooled["states"], atol=1e-5)
     np.testing.assert_allclose(released.rounds.scores, pooled["scores"], atol=1e-4)
     np.testing.assert_allclose(released.rounds.noises, pooled["noises"], rtol=1e-6)
+    kept = read_kept_run(run.folder)
+    np.testing.assert_allclose(released.samples, kept.samples, atol=1e-5)
+    # The log odds tell what the softmax model does.
+    stored = read_run(run.folder)
+    inputs = features.astype(np.float32)
+    samples = stored.stored.samples
+    by_module = predict(
+        stored.build_module(), samples.arrays, weights=samples.weights, features=inputs
+    )
+    np.testing.assert_allclose(kept.one_model(inputs), by_module.probabilities[:, 1], atol=1e-5)
+
+
+@pytest.mark.slow
+def test_the_noise_of_a_run_has_the_planned_size_and_its_steps_are_the_rounds(
+    federation, tmp_path
+) -> None:
+    settings = ["training={rounds=12, steps_per_round=1, burn_in=2, thinning=1}"]
+    settings += ["aggregation.largest_share=1.0", "evaluation.baselines=false"]
+    scenario = load_scenario("stroke", [*settings, SITES])
+    run = Federation(tmp_path / "run", scenario).run()
+    row = noise_row(run.folder, read_split(scenario))
+    assert row["numbers"] == 3 * 26
+    assert abs(row["square"] - 1) < 4 / np.sqrt(2 * row["numbers"])
+    assert row["planned off"] < 1e-12
+    assert row["steps off"] < 1e-5
 
 
 def small_trial() -> Patients:

@@ -15,12 +15,13 @@ from studies.second_trial.analysis import RIVALS_HERE, coverage_table
 from studies.second_trial.medpar import COLUMNS, medpar_table
 from studies.stroke.comparison import (
     comparison_table,
-    drawn_hospitals,
     held_out_split,
     hospital_sums,
+    hospitals_of,
     large_countries,
 )
 from studies.stroke.random_intercepts import fit_random_intercepts
+from studies.stroke.resampling import drawn_hospitals, ratio
 from studies.stroke.rivals import RIVALS, Cohort, Split, chosen_settings, own_level, search
 from studies.stroke.validation import country_rows, delong_se, summary_rows
 
@@ -160,6 +161,21 @@ def test_a_search_chooses_the_smallest_mean_over_splits() -> None:
     assert set(chosen_settings(tries)["pooled"]) == {"C"}
 
 
+def test_draws_of_the_noise_count_by_their_mean_loss() -> None:
+    split = dealt(6)
+    rows = np.stack([np.full(len(split.test), 0.5), np.full(len(split.test), 0.8)])
+    sums = hospital_sums(split, {"x": rows})
+    both = [hospital_sums(split, {"x": row[None]})["x"].sum() for row in rows]
+    assert sums["x"].sum() == pytest.approx(np.mean(both))
+
+
+def test_a_ratio_goes_over_all_rows_of_a_hospital() -> None:
+    frame = pd.DataFrame({"country": list("aabb"), "hospital": list("wxyy"), "value": [1, 5, 2, 4]})
+    figure = ratio(frame, frame["value"], pd.Series(np.full(4, 2.0)))
+    assert (figure["value"], figure["hospitals"]) == (1.5, 3)
+    assert 0.5 <= figure["low"] <= 1.5 <= figure["high"] <= 2.5
+
+
 def test_hospitals_are_drawn_within_drawn_countries() -> None:
     countries = np.array(["a"] * 3 + ["b"] * 2)
     counts = drawn_hospitals(countries, np.random.default_rng(0))
@@ -176,8 +192,8 @@ def test_differences_are_paired_and_seeds_of_a_hospital_go_together() -> None:
     truth = expit(INTERCEPT + split.test.features @ SLOPES)
     worse = np.where(split.test.labels == 1, truth, 1 - truth) * np.exp(-0.01)
     made = {
-        "hierarchical, epsilon 1": np.where(split.test.labels == 1, worse, 1 - worse),
-        "hierarchical, without privacy": truth,
+        "hierarchical, epsilon 1": np.where(split.test.labels == 1, worse, 1 - worse)[None],
+        "hierarchical, without privacy": truth[None],
     }
     sums = hospital_sums(split, made)
     table = comparison_table(pd.concat([sums, sums.assign(seed=7)])).set_index("figure")
@@ -192,7 +208,8 @@ def test_differences_are_paired_and_seeds_of_a_hospital_go_together() -> None:
 def test_a_country_is_held_out_with_its_small_hospitals() -> None:
     split = dealt(8)
     small = replace(split.outside, countries=np.full(len(split.outside), "c3"))
-    held_out = held_out_split(replace(split, outside=small), "c3")
+    with_small = replace(split, outside=small)
+    held_out = held_out_split(with_small, hospitals_of(with_small, "c3"))
     assert "c3" not in held_out.train.countries
     assert set(held_out.test.countries) == {"c3"}
     assert len(held_out.test) == 6 * 40 + len(small)
