@@ -39,9 +39,7 @@ from fl_dpbayes.files.kept import Kept
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import to_vector
 from fl_dpbayes.models.priors import prior_gradient
-from fl_dpbayes.posterior import HospitalModel
-from fl_dpbayes.predict import hospital_posterior, update
-from fl_dpbayes.predict.hospital_posterior import load_hospitals
+from fl_dpbayes.predict import update
 from fl_dpbayes.privacy.audit_statistics import Check
 from fl_dpbayes.privacy.streams import Streams
 from fl_dpbayes.samplers import algorithm, chain, minibatch
@@ -531,19 +529,6 @@ def seeds(count: int) -> list[int]:
 def resize(patch: pytest.MonkeyPatch, sizes: Iterable[tuple[object, str, int]]) -> None:
     for part, name, value in sizes:
         patch.setattr(part, name, value)
-    patch.setattr(hospital_posterior, "load_hospitals", fitted_once(load_hospitals))
-
-
-def fitted_once(fit: Callable) -> Callable:
-    """Fit the made-up run of an audit once: no fault is in it, and each release reads it again."""
-    fits: dict[Path, HospitalModel] = {}
-
-    def hospitals(folder: Path, *run) -> HospitalModel:
-        if folder not in fits:
-            fits[folder] = fit(folder, *run)
-        return fits[folder]
-
-    return hospitals
 
 
 def of_one_kind_of_unit(patch: pytest.MonkeyPatch, fault: str) -> None:

@@ -20,6 +20,13 @@ from fl_dpbayes.privacy.events import GaussianEvent
 SMALL = Sizes(repeats=1, sites=10, engine="inline")
 
 
+@pytest.fixture(autouse=True)
+def on_every_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the tests that follow in this process all cores."""
+    monkeypatch.setattr(clip, "on_one_core", lambda: None)
+    monkeypatch.setattr(sizes, "on_one_core", lambda: None)
+
+
 def test_rows_are_kept_printed_and_not_measured_again(tmp_path, monkeypatch):
     monkeypatch.setattr(measure, "alone", lambda work: work())
     kept, console = tmp_path / "rows.json", Console(width=100, file=io.StringIO(), record=True)
@@ -85,7 +92,8 @@ def test_missing_peer_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.slow
-def test_clip_measures_ours_beside_every_peer():
+def test_clip_measures_ours_beside_every_peer(monkeypatch):
+    monkeypatch.setattr(clip, "alone", lambda work: work())
     found = clip.compared(clip.Case(LogisticModel(), (6,), 16), 1)
     methods = ("ours", "ghost", "hooks", "functorch", "func.vmap")
     assert min(found[name] for name in methods) > 0

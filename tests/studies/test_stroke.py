@@ -94,6 +94,8 @@ def test_tables_are_made_of_finished_cells(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(
         "fl_dpbayes.study.ray_pool.run_on_ray", lambda jobs, *_: (run_cell(job) for job in jobs)
     )
+    monkeypatch.setattr("server.federation.write_report", lambda folder: None)
+    monkeypatch.setattr(analysis, "REPLICATES", 50)
     sites = "".join(
         f'{site} = {{ role = "train", group = "{group}" }}\n'
         for group, names in SITES.items()
