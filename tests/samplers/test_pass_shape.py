@@ -147,7 +147,6 @@ def passes(monkeypatch):
     return seen
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ENGINES)
 @pytest.mark.parametrize("count", [1, 15, 16, 91, 200])
 def test_every_pass_has_the_public_number_of_rows(passes, name, count) -> None:
@@ -188,7 +187,6 @@ def layers_of(name, part, labels):
     return book_keeping.per_layer_gradients(build(), part, labels, summed_cross_entropy)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["logistic", "mlp", "cnn", "normalised", "words", "weight draws"])
 @pytest.mark.parametrize("wanted", [64, 112])
 def test_a_record_has_the_same_bits_at_every_place_beside_every_neighbour(name, wanted) -> None:
@@ -323,7 +321,6 @@ def test_model_whose_rows_depend_in_every_product_is_computed_row_by_row(
     assert gradient().units == 5
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "holder", "function", "place"),
     [
