@@ -32,7 +32,7 @@ server.federation.write_report = lambda *_: None
 fl_dpbayes.engine.simulate.show_run = lambda *_: None
 fl_dpbayes.engine.resume.show_run = lambda *_: None
 SETTINGS = [
-    "training={rounds=10, steps_per_round=30, burn_in=60, thinning=40, chains=2}", "aggregation.rule=mixture",
+    "training={rounds=16, steps_per_round=30, burn_in=120, thinning=40, chains=2}", "aggregation.rule=mixture",
     "simulation.insecure_seed=5", "evaluation.release=noised", "evaluation.noise_multiplier=4.0",
     "recalibration={epsilon=2.0, rounds=2, steps=20, fraction=0.2}",
 ]
