@@ -28,17 +28,17 @@ lint: $(VENV)/.installed-dev ## Style, docstrings and types.
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test: lint ## Lint, then every test; the federation of real processes runs beside the others.
+test: $(VENV)/.installed-dev ## Every test; lint and the federation of real processes run beside the others.
 	$(BIN)/python -m tests.run
 
 test-deploy: $(VENV)/.installed-dev ## A federation of real processes on this machine, with all that goes wrong.
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 0 -m deploy tests/deploy
+	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 0 -m deploy tests/deploy
 
 test-processors: $(VENV)/.installed-dev ## Tests of rows again, under other settings of the arithmetic and another processor.
 	$(BIN)/python -m tests.processors.run
 
-quick: $(VENV)/.installed-dev ## All tests but the slow ones: a minute and a half.
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow"
+quick: $(VENV)/.installed-dev ## All tests but the slow ones: a minute.
+	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -m "not slow"
 
 docs: $(VENV)/.installed-dev ## The pages of docs/ as a site, in site/; a warning is an error.
 	$(BIN)/python -m mkdocs build --strict

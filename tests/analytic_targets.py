@@ -31,6 +31,11 @@ CHAINS = 20_000
 SIZE = ConstantStepSize(initial=0.1)
 
 
+def squared_error(outputs, targets):
+    """Return the loss of records whose outputs are (n, 1), as their linear regression has it."""
+    return (outputs - targets[:, None]).square().sum() / 2
+
+
 @dataclass(frozen=True)
 class Target:
     """Records (n, d) and targets (n,) of a model whose loss depends on x w alone, and the settings of a chain.

@@ -20,6 +20,7 @@ from benchmarks.interval_coverage import (
 )
 from fl_dpbayes.calibration import rms_interval as interval
 
+REPLICATES = 150
 LEAST_SPREAD = 2.5  # sd of right answers below which a few outcomes carry all probability
 
 
@@ -63,7 +64,7 @@ CHOSEN = list(dict.fromkeys([*CHOSEN, *MORE]))
 @pytest.mark.slow
 @pytest.mark.parametrize(("law", "n", "noise"), CHOSEN)
 def test_it_covers_on_all_models(law: str, n: int, noise: float) -> None:
-    assert faults(law, n, noise, 300) == []
+    assert faults(law, n, noise, REPLICATES) == []
 
 
 @pytest.mark.slow
@@ -72,7 +73,7 @@ def test_it_sees_an_interval_with_too_small_or_too_large_tails(
 ) -> None:
     for tail in (0.08, 0.0005):
         monkeypatch.setattr(interval, "TAIL", tail)
-        assert faults("top of 2, uniform", 624, 0.0, 300) != []
+        assert faults("top of 2, uniform", 624, 0.0, REPLICATES) != []
 
 
 def test_sums_of_bins_by_hand() -> None:

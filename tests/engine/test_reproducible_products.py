@@ -56,6 +56,7 @@ def printed(code: str) -> str:
     return ended.stdout.strip()
 
 
+@pytest.mark.slow
 def test_it_is_set_before_the_first_product() -> None:
     assert printed(f"import fl_dpbayes; {PRODUCT}{ASK}") == "AUTO"
 

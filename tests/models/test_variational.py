@@ -111,7 +111,7 @@ def train(features, targets, prior, seed):
     vector = torch.cat([torch.zeros(size), torch.full((size,), spread_of(0.5))])
     source = generator(seed)
     kept = []
-    for step in range(800):
+    for step in range(500):
         vector_loader(module)(vector)
         module.resample(source, count)
         total = clipped_sum(
@@ -120,7 +120,7 @@ def train(features, targets, prior, seed):
         vector = (
             vector - 2.0 / (2 + step / 10) * (total + divergence_gradient(prior, vector)) / count
         )
-        if step >= 400:
+        if step >= 200:
             mean, spread = vector.chunk(2)
             kept.append(torch.cat([mean, functional.softplus(spread)]))
     return torch.stack(kept).double().mean(0)

@@ -41,6 +41,7 @@ def test_terminal_marks_noised_rows_and_says_what_they_cannot_tell(noised, summa
     assert "oised" not in shown(calibration_table, summary, 160)
 
 
+@pytest.mark.slow
 def test_page_marks_noised_rows_and_says_what_they_cannot_tell(noised, tmp_path) -> None:
     write_summary(parse_summary(noised), tmp_path)
     page = write_report(tmp_path).read_text()

@@ -29,14 +29,15 @@ from fl_dpbayes.samplers.minibatch import TrainingRecords, poisson_units
 from fl_dpbayes.schedules.noise import NoiseScale
 from fl_dpbayes.schedules.planned import noise_without_privacy, planned_step_sizes
 from tests import chains
-from tests.analytic_targets import CHAINS, assert_within_four_standard_errors, regression
+from tests.analytic_targets import (
+    CHAINS,
+    assert_within_four_standard_errors,
+    regression,
+    squared_error,
+)
 
 SIZE = ConstantStepSize(initial=0.3)
 PRIOR = GaussianPrior(scale=0.8)
-
-
-def squared_error(outputs, targets):
-    return (outputs - targets[:, None]).square().sum() / 2
 
 
 def plan_of(sampler, privacy, *, steps, share=0.5, **settings):

@@ -26,17 +26,17 @@ from fl_dpbayes.samplers.minibatch import TrainingRecords
 from fl_dpbayes.schedules.noise import NoiseScale
 from server.strategies.fald import LARGEST_DRIFT
 from tests import chains
-from tests.analytic_targets import Regression, assert_within_four_standard_errors
+from tests.analytic_targets import (
+    Regression,
+    assert_within_four_standard_errors,
+    squared_error,
+)
 
 CHAINS, PARAMETERS, STEP_SIZE = 20_000, 2, 0.25
 SAMPLER = SGLD(step_size=ConstantStepSize(initial=STEP_SIZE), prior=GaussianPrior(scale=0.7))
 # Site -> records, temperature of its chain.
 SITES = {"a": (8, 0.5), "b": (14, 1.0), "c": (25, 2.0), "d": (40, 1.0)}
 CLIP_NORM = 1e6
-
-
-def squared_error(outputs, targets):
-    return (outputs - targets[:, None]).square().sum() / 2
 
 
 def site_data():
