@@ -84,13 +84,16 @@ def test_the_noise_of_a_run_has_the_planned_size_and_its_steps_are_the_rounds(
 ) -> None:
     settings = ["training={rounds=12, steps_per_round=1, burn_in=2, thinning=1}"]
     settings += ["aggregation.largest_share=1.0", "evaluation.baselines=false"]
+    settings.append("simulation.insecure_seed=3")
     scenario = load_scenario("stroke", [*settings, SITES])
     run = Federation(tmp_path / "run", scenario).run()
     row = noise_row(run.folder, read_split(scenario))
     assert row["numbers"] == 3 * 26
     assert abs(row["square"] - 1) < 4 / np.sqrt(2 * row["numbers"])
     assert row["planned off"] < 1e-12
-    assert row["steps off"] < 1e-5
+    # A state is rounded to float32 when it is sent, moved to a hospital's intercept, released and
+    # moved back: in each of twelve rounds four times by 2^-24 of at most 8.
+    assert row["steps off"] < 12 * 4 * 8 * 2**-24
 
 
 def small_trial() -> Patients:
