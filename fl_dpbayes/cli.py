@@ -222,6 +222,12 @@ def init(
     unit: Annotated[
         str | None, Option("--unit", "--patient", help="Patients: column, or '/(P[0-9]+)_'.")
     ] = None,
+    event: Annotated[
+        str | None,
+        Option(
+            help="Which of two classes is the event, so that risks are of it; default: the rarer."
+        ),
+    ] = None,
     out: Annotated[
         Path | None, Option(help="The file to write; default: the data's name with .toml.")
     ] = None,
@@ -230,9 +236,12 @@ def init(
 
     It is to be read and corrected before it is run.
     """
-    from fl_dpbayes.commands.init_scenario import init_scenario
+    from fl_dpbayes.commands.init_scenario import DataChoices, propose_scenario
 
-    init_scenario(data=data, label=label, site=site, unit=unit, out=out, console=console)
+    choices = DataChoices(paths=data, site=site, label=label, unit=unit, event=event)
+    proposal = propose_scenario(choices, out)
+    for line in (*proposal.notes, proposal.summary):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command(epilog="Example: fl-dpbayes report runs/quickstart-20260101-120000")

@@ -10,12 +10,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas
 from pydantic import ValidationError
-from rich.console import Console
 
+from fl_dpbayes.commands.event import Event, event_among
 from fl_dpbayes.config import (
     ImageFolder,
     Role,
     class_keys,
+    column_hint,
     counted,
     explain,
     load_scenario,
@@ -81,6 +82,26 @@ class ProposedSite:
 
 
 @dataclass(frozen=True)
+class DataChoices:
+    """What a person says of the data that a scenario is wanted for.
+
+    Attributes:
+        paths: CSV or Parquet tables of the same columns, or one folder of images.
+        site: The column of sites; of images the pattern that finds the site in a path.
+        label: The column of what is to be predicted; None for images, whose sub-folders are it.
+        unit: The column of privacy units, or the pattern that finds them; None: each row, or each
+            image, is one.
+        event: The class of two that is the event; None: the rarer.
+    """
+
+    paths: Sequence[Path]
+    site: str
+    label: str | None = None
+    unit: str | None = None
+    event: str | None = None
+
+
+@dataclass(frozen=True)
 class DataDescription:
     """What a look at the data found out for the scenario's file.
 
@@ -92,6 +113,7 @@ class DataDescription:
         label: What is predicted, in words.
         clip_norm: Clip norm of a record's gradient.
         summary: The data's size in words.
+        notes: What its reader should know first, a line each.
     """
 
     paths: Sequence[Path]
@@ -101,56 +123,56 @@ class DataDescription:
     label: str
     clip_norm: float
     summary: str
+    notes: Sequence[str] = ()
 
 
-def init_scenario(
-    data: Sequence[Path],
-    label: str | None,
-    site: str,
-    unit: str | None,
-    out: Path | None,
-    console: Console,
-) -> None:
+@dataclass(frozen=True)
+class Proposal:
+    """What a written scenario proposes, in words for who asked for it.
+
+    Attributes:
+        notes: What to look at first, a line each.
+        summary: What was written, and what to type next.
+    """
+
+    notes: Sequence[str]
+    summary: str
+
+
+def propose_scenario(choices: DataChoices, out: Path | None) -> Proposal:
     """Write a commented scenario for tables or images, after a look at them on this machine.
 
     Args:
-        data: CSV or Parquet tables of the same columns, or one folder of images.
-        label: The column of what is to be predicted; None for images, whose sub-folders are it.
-        site: The column of sites; of images the pattern that finds the site in a path.
-        unit: The column of privacy units, or the pattern that finds them; None: each row, or each
-            image, is one.
+        choices: Where the data lie, and what their columns are.
         out: The file to write; None: the data's name with .toml.
-        console: Told what was written.
+
+    Returns:
+        What was decided, to be told.
 
     Raises:
         UserError: If the data or a column cannot be used, or the file exists.
     """
-    out = Path(f"{data[0].stem}.toml") if out is None else out
+    first_path = choices.paths[0]
+    out = Path(f"{first_path.stem}.toml") if out is None else out
     if out.exists():
         raise UserError(f"{out} exists already: give another name by --out, nothing is overwritten")
-    if data[0].is_dir():
-        if len(data) > 1 or label is not None:
-            raise UserError(
-                f"--from {data[0]} is a folder of images: give it alone, its sub-folders "
-                "are the labels"
-            )
-        description = _describe_images(data[0], site, unit)
+    if first_path.is_dir():
+        description = _describe_images(choices)
         text = _filled_template(description, out)
         for table_line, image_line in IMAGE_LINES.items():
             text = text.replace(table_line, image_line)
-    elif label is None:
-        raise UserError("--label is missing: name the column of what is to be predicted")
     else:
-        description = _describe_table(data, label, site, unit)
+        description = _describe_table(choices)
         text = _filled_template(description, out)
     write_atomically(out, text)
     load_scenario(str(out))
     trained = sum(proposed.role == "train" for proposed in description.sites)
-    console.print(
-        f"wrote {out}: {trained} hospitals train, {len(description.sites) - trained} held out, "
-        f"{description.summary}; read it, then:  fl-dpbayes simulate {out}",
-        markup=False,
-        soft_wrap=True,
+    return Proposal(
+        notes=description.notes,
+        summary=(
+            f"wrote {out}: {trained} hospitals train, {len(description.sites) - trained} held "
+            f"out, {description.summary}; read it, then:  fl-dpbayes simulate {out}"
+        ),
     )
 
 
@@ -208,9 +230,9 @@ def check_columns(table: pandas.DataFrame, names: Mapping[str, str], where: str)
     """
     for option, name in names.items():
         if name not in table.columns:
-            columns = ", ".join(map(str, table.columns))
             raise UserError(
-                f"{option} is {name!r}: {where} has no such column, its columns are {columns}"
+                f"{option} is {name!r}: {where} has no such column: "
+                f"{column_hint(name, table.columns)}"
             )
         gaps = int(table[name].isna().sum())
         if gaps:
@@ -233,7 +255,15 @@ def toml_value(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _describe_images(folder: Path, site: str, unit: str | None) -> DataDescription:
+def _describe_images(choices: DataChoices) -> DataDescription:
+    folder = choices.paths[0]
+    if len(choices.paths) > 1 or choices.label is not None or choices.event is not None:
+        raise UserError(
+            f"--from {folder} is a folder of images: give it alone, its sub-folders are the "
+            "labels, in alphabetical order, and of two the second is the event"
+        )
+    site = choices.site
+    unit = choices.unit
     try:
         source = ImageFolder(
             path=folder, height=SIDE, width=SIDE, site_pattern=site, patient_pattern=unit
@@ -274,9 +304,13 @@ def _describe_images(folder: Path, site: str, unit: str | None) -> DataDescripti
     )
 
 
-def _describe_table(
-    paths: Sequence[Path], label: str, site: str, unit: str | None
-) -> DataDescription:
+def _describe_table(choices: DataChoices) -> DataDescription:
+    label = choices.label
+    site = choices.site
+    unit = choices.unit
+    if label is None:
+        raise UserError("--label is missing: name the column of what is to be predicted")
+    paths = choices.paths
     data = paths[0] if len(paths) == 1 else tuple(paths)
     columns = {"--label": label, "--site": site}
     if unit is not None:
@@ -291,7 +325,9 @@ def _describe_table(
         features.categories[name] = sorted(values, key=lambda value: (value == MISSING, value))
     site_of_unit = table[site] if unit is None else table.drop_duplicates([site, unit])[site]
     names = site_names(table[site].to_numpy(dtype=np.str_), f"--site {site}: the column")
-    keys = class_keys(sorted_texts(table[label]), f"--label {label}")
+    event = event_among(table[label], choices.event)
+    class_names = sorted_texts(table[label]) if event is None else event.class_names
+    keys = class_keys(class_names, f"--label {label}")
     inputs = len(features.numbers) + len(features.missing)
     inputs += sum(map(len, features.categories.values()))
     used_columns = len(features.numbers) + len(features.categories)
@@ -302,7 +338,8 @@ def _describe_table(
         paths=paths,
         sites=_proposed_sites(site_of_unit.value_counts(), names),
         source_lines=[
-            *_label_and_site_lines(keys, label, site),
+            *_label_lines(keys, label, event),
+            f"site_column = {toml_value(site)}",
             _unit_line(unit),
             *_feature_lines(features),
         ],
@@ -310,6 +347,7 @@ def _describe_table(
         label=label,
         clip_norm=proposed_clip_norm(inputs),
         summary=summary,
+        notes=[] if event is None else [event.sentence],
     )
 
 
@@ -387,17 +425,14 @@ def _proposed_sites(sizes: pandas.Series, names: dict[str, str]) -> list[Propose
     ]
 
 
-def _label_and_site_lines(keys: Mapping[str, Any], label: str, site: str) -> list[str]:
-    lines = [
-        f"label = {toml_value(label)}",
-        f"classes = {keys['classes']}",
-        f"site_column = {toml_value(site)}",
-    ]
+def _label_lines(keys: Mapping[str, Any], label: str, event: Event | None) -> list[str]:
+    lines = [f"label = {toml_value(label)}"]
+    if event is not None:
+        lines.append(f"# The event is {toml_value(event.name)} ({event.reason}): risks are of it.")
+    lines.append(f"classes = {keys['classes']}")
     if keys["class_names"]:
-        lines.append(
-            f"class_names = {toml_value(keys['class_names'])}"
-            "   # in their order; of two, risks are of the second"
-        )
+        last = "" if event is None else "   # the event comes last"
+        lines.append(f"class_names = {toml_value(keys['class_names'])}{last}")
     return lines
 
 

@@ -88,8 +88,13 @@ def test_center_is_within_a_scale_of_the_median() -> None:
     [
         (
             {"label": "outcom"},
-            "--label is 'outcom': .* has no such column, its columns are id, hospital",
+            "--label is 'outcom': .* has no such column: did you mean 'outcome'",
         ),
+        ({"site": "ward 7"}, "--site is 'ward 7': .* no such column: did you mean 'ward'"),
+        ({"site": "clinic"}, "no such column: its columns are id, hospital, .* insured and 1 more"),
+        ({"event": "dead"}, "no class of 'outcome' is called so: choose 'died' or 'lived'"),
+        ({"label": "smoker", "event": "now"}, "--label is 'smoker': .* rows have no value"),
+        ({"label": "hospital", "event": "Nord"}, "'hospital' has 4 classes"),
         ({"label": "note"}, "--label note: it has 120 values, a class needs 2 to 20"),
         ({"label": "creatinine"}, "--label is 'creatinine': 14 of 120 rows have no value"),
         ({"site": "id"}, "no site has 20 rows or units"),

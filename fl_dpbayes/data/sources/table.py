@@ -11,7 +11,14 @@ import numpy as np
 import numpy.typing as npt
 import pandas
 
-from fl_dpbayes.config import MAX_GROUP_TEXT, OfficialPart, Table, is_group_text, site_name
+from fl_dpbayes.config import (
+    MAX_GROUP_TEXT,
+    OfficialPart,
+    Table,
+    column_hint,
+    is_group_text,
+    site_name,
+)
 from fl_dpbayes.data.records import Records
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.protocol import MAX_GROUPS
@@ -355,9 +362,8 @@ def _read(source: Table) -> pandas.DataFrame:
     table = read_table(source.path, source.text_columns)
     for name in (*source.feature_columns, source.label, *source.text_columns):
         if name not in table.columns:
-            columns = ", ".join(map(str, table.columns))
             raise UserError(
-                f"table {source.place} has no column {name!r}: its columns are {columns}"
+                f"table {source.place} has no column {name!r}: {column_hint(name, table.columns)}"
             )
     return table
 
