@@ -228,6 +228,17 @@ def init(
             help="Which of two classes is the event, so that risks are of it; default: the rarer."
         ),
     ] = None,
+    days_since: Annotated[
+        list[str] | None,
+        Option(help="Use a column of dates, as days since a day: admitted=2020-01-01."),
+    ] = None,
+    allow_shared_units: Annotated[
+        bool,
+        Option("--allow-shared-units", help="Keep patients who stand at several hospitals."),
+    ] = False,
+    explain: Annotated[
+        bool, Option("--explain", help="Say of each column what was decided, and why.")
+    ] = False,
     out: Annotated[
         Path | None, Option(help="The file to write; default: the data's name with .toml.")
     ] = None,
@@ -236,11 +247,20 @@ def init(
 
     It is to be read and corrected before it is run.
     """
-    from fl_dpbayes.commands.init_scenario import DataChoices, propose_scenario
+    from fl_dpbayes.commands.init_scenario import DataChoices, days_by_column, propose_scenario
 
-    choices = DataChoices(paths=data, site=site, label=label, unit=unit, event=event)
+    choices = DataChoices(
+        paths=data,
+        site=site,
+        label=label,
+        unit=unit,
+        event=event,
+        days_since=days_by_column(days_since or []),
+        allow_shared_units=allow_shared_units,
+    )
     proposal = propose_scenario(choices, out)
-    for line in (*proposal.notes, proposal.summary):
+    lines = proposal.decisions if explain else proposal.notes
+    for line in (*lines, proposal.summary):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
@@ -663,3 +683,7 @@ def _usage_error(error: click.ClickException) -> str:
 def _fail(text: str, status: int) -> None:
     errors.print(text, style="red", markup=False, highlight=False, soft_wrap=True)
     sys.exit(status)
+
+
+if __name__ == "__main__":
+    main()

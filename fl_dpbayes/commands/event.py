@@ -39,7 +39,7 @@ class Event:
     def sentence(self) -> str:
         """How often the event happens, and how to choose the other class."""
         return (
-            f"event: {self.column} = {self.name}, {self.share:.1%} of {self.rows:,} rows "
+            f"event: {self.name}, {self.share:.1%} of {self.rows:,} rows "
             f"({self.reason}; the other class:  --event {shlex.quote(self.other)})"
         )
 

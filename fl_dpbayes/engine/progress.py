@@ -1,6 +1,7 @@
 """The live display of a run: round, sites, epsilon spent, time left, from the server's events."""
 
 import contextvars
+import decimal
 import io
 import json
 import threading
@@ -27,6 +28,8 @@ from rich.text import Text
 EVENTS_FILE = "events.jsonl"
 POLL_SECONDS = 0.2
 STOP_SECONDS = 60.0
+# What was spent is rounded up: less than that is never claimed.
+SPENT_DIGITS = decimal.Context(prec=3, rounding=decimal.ROUND_CEILING)
 
 
 class EventReader:
@@ -171,7 +174,7 @@ class Display:
         state = f"{status} {detail}".strip()
         spent = ""
         if epsilon is not None and budget:
-            spent = f"{epsilon:.3f} of {budget:g}"
+            spent = f"{SPENT_DIGITS.create_decimal(epsilon)} of {budget:g}"
         self._problems[name] = "" if status in ("OK", "PARTIAL") else f"{state}; "
         before = self._site(name)
         self._sites[name] = replace(before, state=state, spent=spent or before.spent)

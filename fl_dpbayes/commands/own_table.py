@@ -1,0 +1,289 @@
+"""A look at one's own table, for a scenario."""
+
+import json
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+
+from fl_dpbayes.commands.column_decisions import ColumnDecision, feature_decisions
+from fl_dpbayes.commands.column_features import (
+    LeftOut,
+    ProposedFeatures,
+    as_numbers,
+    group_rare_values,
+    proposed_features,
+)
+from fl_dpbayes.commands.event import Event, event_among
+from fl_dpbayes.commands.privacy_units import (
+    SHARED_UNITS_LINE,
+    guessed_unit,
+    is_patient_column,
+    shared_units,
+)
+from fl_dpbayes.commands.scenario_draft import (
+    LEAST_UNITS,
+    DataChoices,
+    DataDescription,
+    check_shared_units,
+    proposed_clip_norm,
+    proposed_sites,
+    toml_value,
+)
+from fl_dpbayes.config import class_keys, column_hint, counted
+from fl_dpbayes.data.sources.table import (
+    DATE_FORMS,
+    MISSING,
+    column_texts,
+    days_since,
+    read_table,
+    row_place,
+    site_names,
+)
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.files.templates import templates
+
+# A table's files, as `read_table` takes them.
+Files = Path | tuple[Path, ...]
+
+
+@dataclass(frozen=True)
+class _Units:
+    """Whose privacy is counted.
+
+    Attributes:
+        lines: What the scenario says of it.
+        decisions: What is told of it.
+    """
+
+    lines: list[str]
+    decisions: list[ColumnDecision]
+
+
+def describe_table(choices: DataChoices) -> DataDescription:
+    """Look at a table, or several of the same columns.
+
+    Args:
+        choices: Where it lies, and what its columns are.
+
+    Raises:
+        UserError: If the table or a column cannot be used.
+    """
+    label = choices.label
+    site = choices.site
+    if label is None:
+        raise UserError("--label is missing: name the column of what is to be predicted")
+    data: Files = choices.paths[0] if len(choices.paths) == 1 else tuple(choices.paths)
+    columns = {"--label": label, "--site": site}
+    if choices.unit is not None:
+        columns["--unit"] = choices.unit
+    table = read_table(data, tuple(columns.values()))
+    check_columns(table, columns, str(data))
+    unit = choices.unit or guessed_unit(table, {label, site}, LEAST_UNITS)
+    if unit is not None:
+        # As text: a patient 007 is not a patient 7.
+        columns["--unit"] = unit
+        table = read_table(data, tuple(columns.values()))
+    units = _about_units(table, unit, choices)
+    event = event_among(table[label], choices.event)
+    class_names = sorted_texts(table[label]) if event is None else event.class_names
+    candidates = table.drop(columns=list(columns.values()))
+    features = _features_of(candidates, data, choices.days_since)
+    site_of_unit = table[site] if unit is None else table.drop_duplicates([site, unit])[site]
+    sizes = site_of_unit.value_counts()
+    names = site_names(table[site].to_numpy(dtype=np.str_), f"--site {site}: the column")
+    sites = proposed_sites(sizes, names)
+    label_reason = f"{len(class_names)} classes" if event is None else event.sentence
+    decisions = [
+        ColumnDecision(column=label, use="label", reason=label_reason),
+        ColumnDecision(column=site, use="site", reason=_of_sites(len(sites), len(sizes), unit)),
+        *units.decisions,
+        *feature_decisions(candidates, features, choices.days_since),
+    ]
+    return DataDescription(
+        paths=choices.paths,
+        sites=sites,
+        source_lines=[
+            *_label_lines(class_keys(class_names, f"--label {label}"), label, event),
+            f"site_column = {toml_value(site)}",
+            *units.lines,
+            *_feature_lines(features, choices.days_since),
+        ],
+        unit=unit or "record",
+        label=label,
+        clip_norm=proposed_clip_norm(features.inputs),
+        summary=_summary(features),
+        decisions=decisions,
+    )
+
+
+def check_columns(table: pandas.DataFrame, names: Mapping[str, str], where: str) -> None:
+    """Check that columns are there and have no gaps.
+
+    Args:
+        table: The table.
+        names: Option or argument -> the column that it names.
+        where: What the table is called in errors.
+
+    Raises:
+        UserError: If a column is absent, or a row has no value in it.
+    """
+    for option, name in names.items():
+        if name not in table.columns:
+            raise UserError(
+                f"{option} is {name!r}: {where} has no such column: "
+                f"{column_hint(name, table.columns)}"
+            )
+        gaps = int(table[name].isna().sum())
+        if gaps:
+            raise UserError(
+                f"{option} is {name!r}: {gaps} of {len(table)} rows have no value: fill in "
+                "or remove them"
+            )
+
+
+def sorted_texts(column: pandas.Series) -> list[str]:
+    """Return the values of a column as sorted text, each once."""
+    return sorted(set(map(str, column_texts(column))))
+
+
+def _about_units(table: pandas.DataFrame, unit: str | None, choices: DataChoices) -> _Units:
+    if unit is None:
+        line = (
+            "# unit_column: every row is taken for another patient. If patients have several "
+            "rows, name theirs."
+        )
+        reason = "each row is another patient; if they have several rows:  --unit COLUMN"
+        return _Units([line], [ColumnDecision(column="(no column)", use="unit", reason=reason)])
+    line = f"unit_column = {toml_value(unit)}"
+    reason = f"{table[unit].nunique():,} patients in {len(table):,} rows"
+    if choices.unit is None:
+        line += "   # guessed by its name: privacy is counted in these"
+        reason += ", guessed by its name; another one:  --unit COLUMN"
+    units = _Units([line], [ColumnDecision(column=unit, use="unit", reason=reason)])
+    shared = shared_units(table[unit], table[choices.site])
+    check_shared_units(shared, choices)
+    if shared is not None:
+        reason = f"{shared.fact}: {shared.loss}"
+        units.lines.append(SHARED_UNITS_LINE)
+        units.decisions.append(ColumnDecision(column=unit, use="unit", reason=reason))
+    return units
+
+
+def _of_sites(used: int, sites: int, unit: str | None) -> str:
+    reason = counted(used, "hospital")
+    if used < sites:
+        units = "rows" if unit is None else "patients"
+        reason += (
+            f"; {sites - used} more have fewer than {LEAST_UNITS} {units} and are not in the file: "
+            "join small ones"
+        )
+    return reason
+
+
+def _features_of(
+    candidates: pandas.DataFrame, data: Files, zeros: Mapping[str, date]
+) -> ProposedFeatures:
+    """Propose features of the columns that may be some."""
+    days = {name: _days(candidates, name, zero) for name, zero in zeros.items()}
+    features = proposed_features(as_numbers(candidates.assign(**days)), measurements=days)
+    # Read again as text, in the letters that a simulation will meet.
+    many_words = [name for name, why in features.unusable.items() if why.kind == "many words"]
+    words = read_table(data, (*features.categories, *many_words))
+    for name in features.categories:
+        values = set(map(str, column_texts(words[name])))
+        features.categories[name] = sorted(values, key=lambda value: (value == MISSING, value))
+    group_rare_values(features, words[many_words])
+    for name, why in features.unusable.items():
+        if why.kind == "dates":
+            reason = _how_to_use_dates(candidates[name], name)
+            features.unusable[name] = replace(why, reason=reason)
+    for name in filter(is_patient_column, candidates.columns):
+        features.leave_out(name, LeftOut(kind="named", reason="patients, by its name: --unit"))
+    return features
+
+
+def _days(table: pandas.DataFrame, name: str, zero: date) -> pandas.Series:
+    """Return a column of dates as days since a day; a value that is no date is refused."""
+    if name not in table.columns:
+        raise UserError(
+            f"--days-since is {name}={zero}: no such column is free for that: "
+            f"{column_hint(name, table.columns)}"
+        )
+    days = days_since(table[name], zero)
+    if table[name].isna().all():
+        raise UserError(f"--days-since is {name}={zero}: every cell of that column is empty")
+    bad = (days.isna() & table[name].notna()).to_numpy()
+    if bad.any():
+        first = int(bad.argmax())
+        raise UserError(
+            f"--days-since is {name}={zero}: {row_place(table, first)} has "
+            f"{str(table[name].iloc[first])[:60]!r}, which is no date: write dates as {DATE_FORMS}"
+        )
+    return days
+
+
+def _how_to_use_dates(column: pandas.Series, name: str) -> str:
+    are_readable = days_since(column, date(2000, 1, 1)).notna().equals(column.notna())
+    first = "" if are_readable else f"write them as {DATE_FORMS}, then "
+    return (
+        f"dates: {first}add  --days-since {shlex.quote(name)}=2020-01-01  with a day that is "
+        "known without these records, and the days since then are used"
+    )
+
+
+def _summary(features: ProposedFeatures) -> str:
+    used_columns = len(features.numbers) + len(features.categories)
+    summary = f"{features.inputs} features of {used_columns} columns"
+    if features.unusable:
+        summary += f", {counted(len(features.unusable), 'column')} left out"
+    return summary
+
+
+def _label_lines(keys: Mapping[str, Any], label: str, event: Event | None) -> list[str]:
+    lines = [f"label = {toml_value(label)}"]
+    if event is not None:
+        lines.append(f"# The event is {toml_value(event.name)} ({event.reason}): risks are of it.")
+    lines.append(f"classes = {keys['classes']}")
+    if keys["class_names"]:
+        last = "" if event is None else "   # the event comes last"
+        lines.append(f"class_names = {toml_value(keys['class_names'])}{last}")
+    return lines
+
+
+def _feature_lines(features: ProposedFeatures, zeros: Mapping[str, date]) -> list[str]:
+    """Write the keys of all features, and of each column that is left out the reason."""
+    lines = [f"# left out: {json.dumps(name)}, {why}" for name, why in features.left_out.items()]
+    lines.append(templates("init")["constants"].rstrip())
+    if features.numbers:
+        scalings = features.numbers.values()
+        centers = [scaling.center for scaling in scalings]
+        scales = [scaling.scale for scaling in scalings]
+        lines.append(f"features = {toml_value(list(features.numbers))}")
+        lines.append(f"centers = {toml_value(centers)}")
+        lines.append(f"scales = {toml_value(scales)}")
+    if zeros:
+        lines.append(
+            "# Columns of dates, in days since a day that is known without the records, as the "
+            "study's first."
+        )
+        lines.append(f"days_since = {toml_value(dict(zeros))}")
+    if features.missing:
+        lines.append(
+            "# What stands in where a value is missing; one more feature says that it was."
+        )
+        lines.append(f"missing = {toml_value(features.missing)}")
+    if features.categories:
+        lines.append("# One feature for each value; a value that is not named here is refused.")
+        lines.append(f"categories = {toml_value(features.categories)}")
+    if features.others:
+        lines.append(
+            "# In these columns, a value that is not named above is this one instead. Edit both."
+        )
+        lines.append(f"others = {toml_value(features.others)}")
+    return lines
