@@ -39,6 +39,7 @@ from fl_dpbayes.config import class_keys, column_hint, counted
 from fl_dpbayes.data.sources.table import (
     DATE_FORMS,
     MISSING,
+    column_dates,
     column_texts,
     days_since,
     read_table,
@@ -229,7 +230,7 @@ def _days(table: pandas.DataFrame, name: str, zero: date) -> pandas.Series:
 
 
 def _how_to_use_dates(column: pandas.Series, name: str) -> str:
-    are_readable = days_since(column, date(2000, 1, 1)).notna().equals(column.notna())
+    are_readable = column_dates(column).notna().equals(column.notna())
     first = "" if are_readable else f"write them as {DATE_FORMS}, then "
     return (
         f"dates: {first}add  --days-since {shlex.quote(name)}=2020-01-01  with a day that is "

@@ -11,6 +11,8 @@ from pydantic import AfterValidator, Field
 Role = Literal["train", "held_out", "shifted"]
 EvaluationRelease = Literal["public", "noised", "none"]
 MAX_GROUP_TEXT = 60
+# How alike two names are at least, 0 to 1, of which one may be the other mistyped.
+NEAR = 0.7
 # So many names of columns are listed where none is near.
 MOST_LISTED = 10
 PREDICTORS = {
@@ -91,7 +93,7 @@ def counted(number: int, noun: str) -> str:
 def near_names(name: str, names: Iterable[str]) -> list[str]:
     """Return up to three names that are nearly the given one, the nearest first."""
     by_lower_case = {other.lower(): other for other in map(str, names)}
-    near = difflib.get_close_matches(name.lower(), by_lower_case, n=3)
+    near = difflib.get_close_matches(name.lower(), by_lower_case, n=3, cutoff=NEAR)
     return [by_lower_case[lower] for lower in near]
 
 

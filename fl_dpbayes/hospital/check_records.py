@@ -27,6 +27,7 @@ from fl_dpbayes.data.sources.table import (
     DATE_FORMS,
     MAX_VALUES,
     BadRowsError,
+    column_dates,
     column_texts,
     days_since,
     framed_records,
@@ -111,18 +112,12 @@ def _table_findings(table: pandas.DataFrame, source: Table, split: Split) -> Ite
             "give the columns the names that the coordinator's scenario has",
         )
         return
-    for name, zero in source.days_since.items():
-        days = days_since(table[name], zero)
-        yield from _bad_rows(
-            table=table,
-            name=name,
-            is_bad=days.isna() & table[name].notna(),
-            fault="text where a date is due",
-            remedy=f"write it as {DATE_FORMS}",
-        )
-        table = table.assign(**{name: days})
     for name in source.features:
-        yield from _number_findings(table, name, may_miss=name in source.missing)
+        may_miss = name in source.missing
+        if name in source.days_since:
+            yield from _date_findings(table, name, may_miss=may_miss)
+        else:
+            yield from _number_findings(table, name, may_miss=may_miss)
     for name, values in source.categories.items():
         if name not in source.others:
             yield from _unknown_values(table, name, values, key="source.categories")
@@ -139,7 +134,8 @@ def _table_findings(table: pandas.DataFrame, source: Table, split: Split) -> Ite
             )
     for name in source.group_columns:
         yield from _group_findings(table, name)
-    yield from _center_findings(table, source)
+    days = {name: days_since(table[name], zero) for name, zero in source.days_since.items()}
+    yield from _center_findings(table.assign(**days), source)
     yield from _repeated_rows(table)
     if source.unit_column is not None:
         yield from _patient_findings(table, source.unit_column, split)
@@ -209,6 +205,25 @@ def _number_findings(table: pandas.DataFrame, name: str, *, may_miss: bool) -> I
         faults["no value"] = (column.isna(), NO_VALUE_REMEDY)
     for fault, (is_bad, remedy) in faults.items():
         yield from _bad_rows(table=table, name=name, is_bad=is_bad, fault=fault, remedy=remedy)
+
+
+def _date_findings(table: pandas.DataFrame, name: str, *, may_miss: bool) -> Iterator[Finding]:
+    column = table[name]
+    yield from _bad_rows(
+        table=table,
+        name=name,
+        is_bad=column_dates(column).isna() & column.notna(),
+        fault="text where a date is due",
+        remedy=f"write it as {DATE_FORMS}",
+    )
+    if not may_miss:
+        yield from _bad_rows(
+            table=table,
+            name=name,
+            is_bad=column.isna(),
+            fault="no value",
+            remedy=NO_VALUE_REMEDY,
+        )
 
 
 def _bad_rows(

@@ -417,22 +417,28 @@ class _Column:
         return places.astype(np.int64)
 
 
-def days_since(column: pandas.Series, zero: date) -> pandas.Series:
-    """Count the days from a day to each date.
+def column_dates(column: pandas.Series) -> pandas.Series:
+    """Read a column of dates, (N,); NaT where there is none of the allowed forms.
 
     Args:
         column: Dates, or texts as 2020-12-31 or 31.12.2020; a time of day behind them is ignored.
-        zero: Day 0.
-
-    Returns:
-        Whole numbers, negative before day 0; NaN where there is no date of these forms.
     """
     texts = column.astype(object).where(column.notna(), "").astype(str)
-    days = pandas.Series(pandas.NaT, index=column.index)
+    dates = pandas.Series(pandas.NaT, index=column.index)
     for form, pattern in DATE_PATTERNS.items():
-        dates = texts.str.extract(pattern, expand=False)
-        days = days.fillna(pandas.to_datetime(dates, format=form, errors="coerce"))
-    return (days - pandas.Timestamp(zero)).dt.days.astype(float)
+        days = texts.str.extract(pattern, expand=False)
+        dates = dates.fillna(pandas.to_datetime(days, format=form, errors="coerce"))
+    return dates
+
+
+def days_since(column: pandas.Series, zero: date) -> pandas.Series:
+    """Count the days from a day to each date, (N,), negative before it; NaN without a date.
+
+    Args:
+        column: As of `column_dates`.
+        zero: Day 0.
+    """
+    return (column_dates(column) - pandas.Timestamp(zero)).dt.days.astype(float)
 
 
 def _with_days(table: pandas.DataFrame, source: Table) -> pandas.DataFrame:
