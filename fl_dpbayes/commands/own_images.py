@@ -45,7 +45,8 @@ def describe_images(choices: DataChoices) -> DataDescription:
     if len(choices.paths) > 1 or choices.label or choices.event or choices.days_since:
         raise UserError(
             f"--from {folder} is a folder of images: give it alone, its sub-folders are the "
-            "labels, in alphabetical order, and of two the second is the event"
+            "labels, in alphabetical order, and of two the second is the event; of tables, name "
+            "each file by --from"
         )
     site = choices.site
     unit = choices.unit

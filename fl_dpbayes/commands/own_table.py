@@ -77,12 +77,16 @@ def describe_table(choices: DataChoices) -> DataDescription:
     """
     label = choices.label
     site = choices.site
-    if label is None:
-        raise UserError("--label is missing: name the column of what is to be predicted")
     data: Files = choices.paths[0] if len(choices.paths) == 1 else tuple(choices.paths)
+    if label is None:
+        raise UserError(
+            "--label is missing: name the column of what is to be predicted; "
+            f"{column_hint('', read_table(data).columns)}"
+        )
     columns = {"--label": label, "--site": site}
     if choices.unit is not None:
         columns["--unit"] = choices.unit
+    _check_different(columns)
     table = read_table(data, tuple(columns.values()))
     check_columns(table, columns, str(data))
     unit = choices.unit or guessed_unit(table, {label, site}, LEAST_UNITS)
@@ -151,6 +155,16 @@ def check_columns(table: pandas.DataFrame, names: Mapping[str, str], where: str)
 def sorted_texts(column: pandas.Series) -> list[str]:
     """Return the values of a column as sorted text, each once."""
     return sorted(set(map(str, column_texts(column))))
+
+
+def _check_different(columns: Mapping[str, str]) -> None:
+    option_of: dict[str, str] = {}
+    for option, column in columns.items():
+        first = option_of.setdefault(column, option)
+        if first != option:
+            raise UserError(
+                f"{first} and {option} are both {column!r}: name another column by one of them"
+            )
 
 
 def _about_units(table: pandas.DataFrame, unit: str | None, choices: DataChoices) -> _Units:

@@ -11,7 +11,7 @@ import pandas
 
 from fl_dpbayes.commands.column_decisions import ColumnDecision
 from fl_dpbayes.commands.privacy_units import SharedUnits
-from fl_dpbayes.config import Role
+from fl_dpbayes.config import Role, counted
 from fl_dpbayes.errors import UserError
 
 # Fewer privacy units than this are not trained on.
@@ -89,7 +89,8 @@ def proposed_sites(sizes: pandas.Series, names: dict[str, str]) -> list[Proposed
     large = [(site, int(units)) for site, units in sizes.items() if units >= LEAST_UNITS]
     if not large:
         raise UserError(
-            f"no site has {LEAST_UNITS} rows or units, the least to train on: join small sites"
+            f"none of {counted(len(sizes), 'hospital')} has {LEAST_UNITS} patients, the least to "
+            "train on: name the column of hospitals by --site, or join small ones"
         )
     training = len(large) - 1 if len(large) > 2 else len(large)
     return [

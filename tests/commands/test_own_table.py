@@ -284,6 +284,11 @@ def test_a_mistake_is_one_line_that_says_what_to_type(tmp_path, refusal, options
     assert not path.with_suffix(".toml").exists()
 
 
+def test_a_label_that_is_not_named_lists_the_columns(tmp_path, refusal) -> None:
+    error = refusal("init", "--from", written_table(tmp_path), "--site", "hospital")
+    assert "what is to be predicted; its columns are hospital, age, outcome\n" in error
+
+
 def test_two_columns_of_one_name_are_refused(tmp_path, refusal) -> None:
     path = written_table(tmp_path, age2=AGES)
     path.write_text(path.read_text().replace("age2", "age", 1))
