@@ -66,6 +66,39 @@ class _Units:
     decisions: list[ColumnDecision]
 
 
+@dataclass(frozen=True)
+class _OwnTable:
+    """A table, and which of its columns are no features.
+
+    Attributes:
+        data: Its files.
+        table: A row for each record; label, site and unit are text.
+        label: The column of labels.
+        site: The column of sites.
+        unit: The column of privacy units; None where each row is one.
+    """
+
+    data: Files
+    table: pandas.DataFrame
+    label: str
+    site: str
+    unit: str | None
+
+    @property
+    def candidates(self) -> pandas.DataFrame:
+        """The columns that may be features."""
+        used = [self.label, self.site, self.unit]
+        return self.table.drop(columns=[name for name in used if name is not None])
+
+    @property
+    def site_sizes(self) -> pandas.Series:
+        """The number of privacy units by site, falling."""
+        units = self.table
+        if self.unit is not None:
+            units = units.drop_duplicates([self.site, self.unit])
+        return units[self.site].value_counts()
+
+
 def describe_table(choices: DataChoices) -> DataDescription:
     """Look at a table, or several of the same columns.
 
@@ -75,51 +108,34 @@ def describe_table(choices: DataChoices) -> DataDescription:
     Raises:
         UserError: If the table or a column cannot be used.
     """
-    label = choices.label
-    site = choices.site
-    data: Files = choices.paths[0] if len(choices.paths) == 1 else tuple(choices.paths)
-    if label is None:
-        raise UserError(
-            "--label is missing: name the column of what is to be predicted; "
-            f"{column_hint('', read_table(data).columns)}"
-        )
-    columns = {"--label": label, "--site": site}
-    if choices.unit is not None:
-        columns["--unit"] = choices.unit
-    _check_different(columns)
-    table = read_table(data, tuple(columns.values()))
-    check_columns(table, columns, str(data))
-    unit = choices.unit or guessed_unit(table, {label, site}, LEAST_UNITS)
-    if unit is not None:
-        # As text: a patient 007 is not a patient 7.
-        columns["--unit"] = unit
-        table = read_table(data, tuple(columns.values()))
-    units = _about_units(table, unit, choices)
-    event = event_among(table[label], choices.event)
-    class_names = sorted_texts(table[label]) if event is None else event.class_names
-    candidates = table.drop(columns=list(columns.values()))
-    features = _features_of(candidates, data, choices.days_since)
-    site_of_unit = table[site] if unit is None else table.drop_duplicates([site, unit])[site]
-    sizes = site_of_unit.value_counts()
-    names = site_names(table[site].to_numpy(dtype=np.str_), f"--site {site}: the column")
-    sites = proposed_sites(sizes, names)
+    own = _read_own(choices)
+    label = own.label
+    labels = own.table[label]
+    units = _about_units(own, choices)
+    event = event_among(labels, choices.event)
+    class_names = sorted_texts(labels) if event is None else event.class_names
+    label_keys = class_keys(class_names, f"--label {label}")
+    features = _features_of(own.candidates, own.data, choices.days_since)
+    site_values = own.table[own.site].to_numpy(dtype=np.str_)
+    names = site_names(site_values, f"--site {own.site}: the column")
+    sites = proposed_sites(own.site_sizes, names)
     label_reason = f"{len(class_names)} classes" if event is None else event.sentence
     decisions = [
         ColumnDecision(column=label, use="label", reason=label_reason),
-        ColumnDecision(column=site, use="site", reason=_of_sites(len(sites), len(sizes), unit)),
+        ColumnDecision(column=own.site, use="site", reason=_of_sites(len(sites), own)),
         *units.decisions,
-        *feature_decisions(candidates, features, choices.days_since),
+        *feature_decisions(own.candidates, features, choices.days_since),
     ]
     return DataDescription(
         paths=choices.paths,
         sites=sites,
         source_lines=[
-            *_label_lines(class_keys(class_names, f"--label {label}"), label, event),
-            f"site_column = {toml_value(site)}",
+            *_label_lines(label_keys, label, event),
+            f"site_column = {toml_value(own.site)}",
             *units.lines,
             *_feature_lines(features, choices.days_since),
         ],
-        unit=unit or "record",
+        unit=own.unit or "record",
         label=label,
         clip_norm=proposed_clip_norm(features.inputs),
         summary=_summary(features),
@@ -167,7 +183,40 @@ def _check_different(columns: Mapping[str, str]) -> None:
             )
 
 
-def _about_units(table: pandas.DataFrame, unit: str | None, choices: DataChoices) -> _Units:
+def _read_own(choices: DataChoices) -> _OwnTable:
+    """Read a table with the columns that a person named, or whose name tells that it is patients.
+
+    Raises:
+        UserError: If a column is absent, has gaps, or is named twice.
+    """
+    data: Files = choices.paths[0] if len(choices.paths) == 1 else tuple(choices.paths)
+    if choices.label is None:
+        raise UserError(
+            "--label is missing: name the column of what is to be predicted; "
+            f"{column_hint('', read_table(data).columns)}"
+        )
+    columns = {"--label": choices.label, "--site": choices.site}
+    if choices.unit is not None:
+        columns["--unit"] = choices.unit
+    _check_different(columns)
+    table = read_table(data, tuple(columns.values()))
+    check_columns(table, columns, str(data))
+    unit = choices.unit
+    if unit is None:
+        unit = guessed_unit(table, set(columns.values()), LEAST_UNITS)
+        if unit is not None:
+            # As text: a patient 007 is not a patient 7.
+            table = read_table(data, (*columns.values(), unit))
+    return _OwnTable(data=data, table=table, label=choices.label, site=choices.site, unit=unit)
+
+
+def _about_units(own: _OwnTable, choices: DataChoices) -> _Units:
+    """Say whose privacy is counted.
+
+    Raises:
+        UserError: If units stand at several sites and that was not allowed.
+    """
+    unit = own.unit
     if unit is None:
         line = (
             "# unit_column: every row is taken for another patient. If patients have several "
@@ -176,12 +225,12 @@ def _about_units(table: pandas.DataFrame, unit: str | None, choices: DataChoices
         reason = "each row is another patient; if they have several rows:  --unit COLUMN"
         return _Units([line], [ColumnDecision(column="(no column)", use="unit", reason=reason)])
     line = f"unit_column = {toml_value(unit)}"
-    reason = f"{table[unit].nunique():,} patients in {len(table):,} rows"
+    reason = f"{own.table[unit].nunique():,} patients in {len(own.table):,} rows"
     if choices.unit is None:
         line += "   # guessed by its name: privacy is counted in these"
         reason += ", guessed by its name; another one:  --unit COLUMN"
     units = _Units([line], [ColumnDecision(column=unit, use="unit", reason=reason)])
-    shared = shared_units(table[unit], table[choices.site])
+    shared = shared_units(own.table[unit], own.table[own.site])
     check_shared_units(shared, choices)
     if shared is not None:
         reason = f"{shared.fact}: {shared.loss}"
@@ -190,12 +239,13 @@ def _about_units(table: pandas.DataFrame, unit: str | None, choices: DataChoices
     return units
 
 
-def _of_sites(used: int, sites: int, unit: str | None) -> str:
+def _of_sites(used: int, own: _OwnTable) -> str:
     reason = counted(used, "hospital")
-    if used < sites:
-        units = "rows" if unit is None else "patients"
+    small = len(own.site_sizes) - used
+    if small:
+        units = "rows" if own.unit is None else "patients"
         reason += (
-            f"; {sites - used} more have fewer than {LEAST_UNITS} {units} and are not in the file: "
+            f"; {small} more have fewer than {LEAST_UNITS} {units} and are not in the file: "
             "join small ones"
         )
     return reason
