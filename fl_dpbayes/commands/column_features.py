@@ -21,7 +21,9 @@ MOST_NO_DATES = 0.1
 # From this share of values that are numbers, a column of text is one of numbers with faults.
 LEAST_NUMBERS = 0.5
 
-Unusable = Literal["constant", "row number", "text among numbers", "dates", "many words", "named"]
+Unusable = Literal[
+    "constant", "row number", "text among numbers", "dates", "many words", "patients"
+]
 
 
 class Scaling(NamedTuple):
@@ -72,14 +74,6 @@ class ProposedFeatures:
         """How many features a record has."""
         values = sum(map(len, self.categories.values()))
         return len(self.numbers) + len(self.missing) + values + len(self.others)
-
-    def leave_out(self, name: str, why: LeftOut) -> None:
-        """Use a column no longer."""
-        self.numbers.pop(name, None)
-        self.categories.pop(name, None)
-        self.missing.pop(name, None)
-        self.others.pop(name, None)
-        self.unusable[name] = why
 
 
 def proposed_features(

@@ -49,6 +49,7 @@ from fl_dpbayes.data.sources.table import (
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.files.templates import templates
 
+PATIENTS_LEFT_OUT = "patients by its name, which are no measurement: name the right one by --unit"
 # A table's files, as `read_table` takes them.
 Files = Path | tuple[Path, ...]
 
@@ -67,19 +68,19 @@ class _Units:
 
 
 @dataclass(frozen=True)
-class _OwnTable:
+class _LabelledTable:
     """A table, and which of its columns are no features.
 
     Attributes:
         data: Its files.
-        table: A row for each record; label, site and unit are text.
+        rows: A row for each record; label, site and unit are text.
         label: The column of labels.
         site: The column of sites.
         unit: The column of privacy units; None where each row is one.
     """
 
     data: Files
-    table: pandas.DataFrame
+    rows: pandas.DataFrame
     label: str
     site: str
     unit: str | None
@@ -88,12 +89,12 @@ class _OwnTable:
     def candidates(self) -> pandas.DataFrame:
         """The columns that may be features."""
         used = [self.label, self.site, self.unit]
-        return self.table.drop(columns=[name for name in used if name is not None])
+        return self.rows.drop(columns=[name for name in used if name is not None])
 
     @property
     def site_sizes(self) -> pandas.Series:
         """The number of privacy units by site, falling."""
-        units = self.table
+        units = self.rows
         if self.unit is not None:
             units = units.drop_duplicates([self.site, self.unit])
         return units[self.site].value_counts()
@@ -108,34 +109,34 @@ def describe_table(choices: DataChoices) -> DataDescription:
     Raises:
         UserError: If the table or a column cannot be used.
     """
-    own = _read_own(choices)
-    label = own.label
-    labels = own.table[label]
-    units = _about_units(own, choices)
+    table = _read_labelled(choices)
+    label = table.label
+    labels = table.rows[label]
+    units = _about_units(table, choices)
     event = event_among(labels, choices.event)
     class_names = sorted_texts(labels) if event is None else event.class_names
     label_keys = class_keys(class_names, f"--label {label}")
-    features = _features_of(own.candidates, own.data, choices.days_since)
-    site_values = own.table[own.site].to_numpy(dtype=np.str_)
-    names = site_names(site_values, f"--site {own.site}: the column")
-    sites = proposed_sites(own.site_sizes, names)
+    features = _features_of(table.candidates, table.data, choices.days_since)
+    site_values = table.rows[table.site].to_numpy(dtype=np.str_)
+    names = site_names(site_values, f"--site {table.site}: the column")
+    sites = proposed_sites(table.site_sizes, names)
     label_reason = f"{len(class_names)} classes" if event is None else event.sentence
     decisions = [
         ColumnDecision(column=label, use="label", reason=label_reason),
-        ColumnDecision(column=own.site, use="site", reason=_of_sites(len(sites), own)),
+        ColumnDecision(column=table.site, use="site", reason=_of_sites(len(sites), table)),
         *units.decisions,
-        *feature_decisions(own.candidates, features, choices.days_since),
+        *feature_decisions(table.candidates, features, choices.days_since),
     ]
     return DataDescription(
         paths=choices.paths,
         sites=sites,
         source_lines=[
             *_label_lines(label_keys, label, event),
-            f"site_column = {toml_value(own.site)}",
+            f"site_column = {toml_value(table.site)}",
             *units.lines,
             *_feature_lines(features, choices.days_since),
         ],
-        unit=own.unit or "record",
+        unit=table.unit or "record",
         label=label,
         clip_norm=proposed_clip_norm(features.inputs),
         summary=_summary(features),
@@ -183,7 +184,7 @@ def _check_different(columns: Mapping[str, str]) -> None:
             )
 
 
-def _read_own(choices: DataChoices) -> _OwnTable:
+def _read_labelled(choices: DataChoices) -> _LabelledTable:
     """Read a table with the columns that a person named, or whose name tells that it is patients.
 
     Raises:
@@ -199,24 +200,24 @@ def _read_own(choices: DataChoices) -> _OwnTable:
     if choices.unit is not None:
         columns["--unit"] = choices.unit
     _check_different(columns)
-    table = read_table(data, tuple(columns.values()))
-    check_columns(table, columns, str(data))
+    rows = read_table(data, tuple(columns.values()))
+    check_columns(rows, columns, str(data))
     unit = choices.unit
     if unit is None:
-        unit = guessed_unit(table, set(columns.values()), LEAST_UNITS)
+        unit = guessed_unit(rows, set(columns.values()), LEAST_UNITS)
         if unit is not None:
             # As text: a patient 007 is not a patient 7.
-            table = read_table(data, (*columns.values(), unit))
-    return _OwnTable(data=data, table=table, label=choices.label, site=choices.site, unit=unit)
+            rows = read_table(data, (*columns.values(), unit))
+    return _LabelledTable(data=data, rows=rows, label=choices.label, site=choices.site, unit=unit)
 
 
-def _about_units(own: _OwnTable, choices: DataChoices) -> _Units:
+def _about_units(table: _LabelledTable, choices: DataChoices) -> _Units:
     """Say whose privacy is counted.
 
     Raises:
         UserError: If units stand at several sites and that was not allowed.
     """
-    unit = own.unit
+    unit = table.unit
     if unit is None:
         line = (
             "# unit_column: every row is taken for another patient. If patients have several "
@@ -225,12 +226,12 @@ def _about_units(own: _OwnTable, choices: DataChoices) -> _Units:
         reason = "each row is another patient; if they have several rows:  --unit COLUMN"
         return _Units([line], [ColumnDecision(column="(no column)", use="unit", reason=reason)])
     line = f"unit_column = {toml_value(unit)}"
-    reason = f"{own.table[unit].nunique():,} patients in {len(own.table):,} rows"
+    reason = f"{table.rows[unit].nunique():,} patients in {len(table.rows):,} rows"
     if choices.unit is None:
         line += "   # guessed by its name: privacy is counted in these"
         reason += ", guessed by its name; another one:  --unit COLUMN"
     units = _Units([line], [ColumnDecision(column=unit, use="unit", reason=reason)])
-    shared = shared_units(own.table[unit], own.table[own.site])
+    shared = shared_units(table.rows[unit], table.rows[table.site])
     check_shared_units(shared, choices)
     if shared is not None:
         reason = f"{shared.fact}: {shared.loss}"
@@ -239,11 +240,11 @@ def _about_units(own: _OwnTable, choices: DataChoices) -> _Units:
     return units
 
 
-def _of_sites(used: int, own: _OwnTable) -> str:
+def _of_sites(used: int, table: _LabelledTable) -> str:
     reason = counted(used, "hospital")
-    small = len(own.site_sizes) - used
+    small = len(table.site_sizes) - used
     if small:
-        units = "rows" if own.unit is None else "patients"
+        units = "rows" if table.unit is None else "patients"
         reason += (
             f"; {small} more have fewer than {LEAST_UNITS} {units} and are not in the file: "
             "join small ones"
@@ -255,8 +256,10 @@ def _features_of(
     candidates: pandas.DataFrame, data: Files, zeros: Mapping[str, date]
 ) -> ProposedFeatures:
     """Propose features of the columns that may be some."""
-    days = {name: _days(candidates, name, zero) for name, zero in zeros.items()}
-    features = proposed_features(as_numbers(candidates.assign(**days)), measurements=days)
+    patients = [name for name in candidates.columns if is_patient_column(name)]
+    table = candidates.drop(columns=patients)
+    days = {name: _days(table, name, zero) for name, zero in zeros.items()}
+    features = proposed_features(as_numbers(table.assign(**days)), measurements=days)
     # Read again as text, in the letters that a simulation will meet.
     many_words = [name for name, why in features.unusable.items() if why.kind == "many words"]
     words = read_table(data, (*features.categories, *many_words))
@@ -268,8 +271,8 @@ def _features_of(
         if why.kind == "dates":
             reason = _how_to_use_dates(candidates[name], name)
             features.unusable[name] = replace(why, reason=reason)
-    for name in filter(is_patient_column, candidates.columns):
-        features.leave_out(name, LeftOut(kind="named", reason="patients, by its name: --unit"))
+    for name in patients:
+        features.unusable[name] = LeftOut(kind="patients", reason=PATIENTS_LEFT_OUT)
     return features
 
 

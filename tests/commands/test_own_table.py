@@ -253,10 +253,17 @@ def test_other_names_are_no_patients(tmp_path, command, name: str) -> None:
     assert line_of(name, output).startswith(f"{name} number")
 
 
+def test_patients_alone_are_no_features(tmp_path, refusal) -> None:
+    path = tmp_path / "patients.csv"
+    rows = [f"{'ns'[row % 2]},{'ab'[row % 3 == 0]},{row},{row % 7}" for row in range(ROWS)]
+    path.write_text("\n".join(["hospital,outcome,patient,pat_id", *rows]))
+    assert "no column is left to be a feature" in refusal(*words_for(path))
+
+
 def test_patients_that_cannot_be_units_are_no_feature_either(tmp_path, command) -> None:
     path = written_table(tmp_path, patient=[None, *range(ROWS - 1)])
     output = command(*words_for(path))[1]
-    assert line_of("patient", output).startswith("patient left out patients, by its name")
+    assert line_of("patient", output).startswith("patient left out patients by its name")
 
 
 MISTAKES = [
