@@ -12,6 +12,8 @@ PATIENT_COLUMN = re.compile(
     r"[ _.-]?(id|no|nr|num|number|nummer|key|code)?",
     re.IGNORECASE,
 )
+# So many hospitals of an example are listed.
+MOST_LISTED = 4
 # What a scenario says of patients who stand at several hospitals; their number is not for sharing.
 SHARED_UNITS_LINE = (
     "# Some of them stand at several hospitals: each hospital spends an epsilon of its own on such "
@@ -44,7 +46,7 @@ class SharedUnits:
         """How many there are, with an example."""
         return (
             f"{self.count:,} of {self.units:,} patients stand at several hospitals, for example "
-            f"{self.example!r} at {', '.join(self.sites)}"
+            f"{self.example!r} at {', '.join(self.sites[:MOST_LISTED])}"
         )
 
     @property
