@@ -222,6 +222,23 @@ def init(
     unit: Annotated[
         str | None, Option("--unit", "--patient", help="Patients: column, or '/(P[0-9]+)_'.")
     ] = None,
+    event: Annotated[
+        str | None,
+        Option(
+            help="Which of two classes is the event, so that risks are of it; default: the rarer."
+        ),
+    ] = None,
+    days_since: Annotated[
+        list[str] | None,
+        Option(help="Use a column of dates, as days since a day: admitted=2020-01-01."),
+    ] = None,
+    allow_shared_units: Annotated[
+        bool,
+        Option("--allow-shared-units", help="Keep patients who stand at several hospitals."),
+    ] = False,
+    explain: Annotated[
+        bool, Option("--explain", help="Say of each column what was decided, and why.")
+    ] = False,
     out: Annotated[
         Path | None, Option(help="The file to write; default: the data's name with .toml.")
     ] = None,
@@ -230,9 +247,21 @@ def init(
 
     It is to be read and corrected before it is run.
     """
-    from fl_dpbayes.commands.init_scenario import init_scenario
+    from fl_dpbayes.commands.init_scenario import DataChoices, days_by_column, propose_scenario
 
-    init_scenario(data=data, label=label, site=site, unit=unit, out=out, console=console)
+    choices = DataChoices(
+        paths=data,
+        site=site,
+        label=label,
+        unit=unit,
+        event=event,
+        days_since=days_by_column(days_since or []),
+        allow_shared_units=allow_shared_units,
+    )
+    proposal = propose_scenario(choices, out)
+    lines = proposal.decisions if explain else proposal.notes
+    for line in (*lines, proposal.summary):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command(epilog="Example: fl-dpbayes report runs/quickstart-20260101-120000")

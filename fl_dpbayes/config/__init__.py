@@ -80,8 +80,10 @@ from fl_dpbayes.config.names import (
     OutsideText,
     Role,
     SiteName,
+    column_hint,
     counted,
     is_group_text,
+    near_names,
     outside_text,
     site_name,
 )

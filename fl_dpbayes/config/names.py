@@ -1,7 +1,9 @@
 """The names and texts that scenarios, site files and messages share, and what each may be."""
 
+import difflib
 import re
 import unicodedata
+from collections.abc import Iterable
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
@@ -11,6 +13,10 @@ EvaluationRelease = Literal["public", "noised", "none"]
 MAX_GROUP_TEXT = 60
 # By which a site's results are told apart; each makes the noise on all of them larger.
 MAX_GROUP_ATTRIBUTES = 5
+# How alike two names are at least, 0 to 1, of which one may be the other mistyped.
+NEAR = 0.7
+# So many names of columns are listed where none is near.
+MOST_LISTED = 10
 PREDICTORS = {
     "last": "last iterate",
     "posterior": "average of posterior samples",
@@ -84,3 +90,21 @@ GroupText = Annotated[str, AfterValidator(_group_text)]
 def counted(number: int, noun: str) -> str:
     """Write "1 sample", "3 samples"."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def near_names(name: str, names: Iterable[str]) -> list[str]:
+    """Return up to three names that are nearly the given one, the nearest first."""
+    by_lower_case = {other.lower(): other for other in map(str, names)}
+    near = difflib.get_close_matches(name.lower(), by_lower_case, n=3, cutoff=NEAR)
+    return [by_lower_case[lower] for lower in near]
+
+
+def column_hint(name: str, columns: Iterable[str]) -> str:
+    """Say which columns were meant by a name that none has, or list the first of them."""
+    listed = [str(column) for column in columns]
+    near = near_names(name, listed)
+    if near:
+        return f"did you mean {' or '.join(map(repr, near))}?"
+    more = len(listed) - MOST_LISTED
+    rest = f" and {more} more" if more > 0 else ""
+    return f"its columns are {', '.join(listed[:MOST_LISTED])}{rest}"

@@ -27,7 +27,7 @@ _OF_THE_SITE = {
     "site_pattern",
     "patient_pattern",
 }
-_CONSTANTS = ("centers", "scales", "missing")
+_CONSTANTS = ("centers", "scales", "missing", "days_since")
 _LABELS = ("label", "classes", "class_names")
 PartDigest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 

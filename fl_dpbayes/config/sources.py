@@ -7,8 +7,9 @@ name in `fl_dpbayes.data.sources`.
 import re
 from abc import abstractmethod
 from collections.abc import Callable
+from datetime import date
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import AfterValidator, Field, PositiveInt
 
@@ -24,6 +25,8 @@ ColumnName = Annotated[str, Field(min_length=1, max_length=100)]
 Coefficient = Annotated[float, Field(ge=-100, le=100)]
 # A part of this many pixels takes half a gibibyte as grey levels, two as float32.
 MAX_PIXELS = 2**29
+# A key that came later: where it is empty, digests are as before it came.
+LATER_TABLE: Any = Field(default_factory=dict, exclude_if=lambda value: not value)
 SplitName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")]
 
 
@@ -257,7 +260,10 @@ class Table(FileSource):
     stay as they are. `constants` says "from_records" where they were proposed after a look at the
     records: a simulation says so, a hospital's site refuses. `missing` gives a feature the constant
     that stands in where a value is missing, and one more feature that is 1 there. `categories`
-    gives a column of text one feature per declared value, which is 1 where a row has it.
+    gives a column of text one feature per declared value, which is 1 where a row has it. `others`
+    gives such a column one more value, by its name, that all values are which are not declared;
+    without it they are refused. `days_since` names the columns of `features` that hold dates
+    (2020-12-31 or 31.12.2020), each with its day 0: the value is the number of days since then.
     `class_names`: the labels as the table writes them, in the order of the classes; else labels are
     the numbers 0 to classes - 1. `site_column` names the hospital, for a natural partition ("file",
     of several files, is each one's name); `unit_column` the privacy unit, for example the patient;
@@ -279,6 +285,8 @@ class Table(FileSource):
     categories: dict[ColumnName, Annotated[tuple[GroupText, ...], Field(min_length=1)]] = Field(
         default_factory=dict
     )
+    others: dict[ColumnName, GroupText] = LATER_TABLE
+    days_since: dict[ColumnName, date] = LATER_TABLE
     site_column: ColumnName | None = None
     unit_column: ColumnName | None = None
     group_columns: Annotated[tuple[GroupText, ...], Field(max_length=MAX_GROUP_ATTRIBUTES)] = ()
@@ -320,13 +328,18 @@ class Table(FileSource):
             columns.append(self.label)
         return tuple(columns)
 
+    def values_of(self, category: str) -> tuple[str, ...]:
+        """Return what a column of text may be, `others` last."""
+        values = self.categories[category]
+        return (*values, self.others[category]) if category in self.others else values
+
     @property
     def feature_names(self) -> tuple[str, ...]:
         """Numeric features, then where they are missing, then each value of each category."""
         names = [*self.features]
         names += [f"{name} missing" for name in self.missing]
-        for name, values in self.categories.items():
-            names += [f"{name}={value}" for value in values]
+        for name in self.categories:
+            names += [f"{name}={value}" for value in self.values_of(name)]
         return tuple(names)
 
     @property
@@ -349,6 +362,22 @@ class Table(FileSource):
                 f"missing names {unknown[0]!r}, which is none of features: add it there or "
                 "remove it here"
             )
+        for name in self.days_since:
+            if name not in self.features:
+                raise ValueError(
+                    f"days_since names {name!r}, which is none of features: add it there, with a "
+                    "center and a scale in days"
+                )
+        for name, other in self.others.items():
+            if name not in self.categories:
+                raise ValueError(
+                    f"others names {name!r}, which is none of categories: add it there or remove "
+                    "it here"
+                )
+            if other in self.categories[name]:
+                raise ValueError(
+                    f"others of {name!r} is {other!r}, which categories names too: remove it there"
+                )
 
 
 def _one_group(pattern: str) -> str:

@@ -1,6 +1,7 @@
 """The live display of a run: round, sites, epsilon spent, time left, from the server's events."""
 
 import contextvars
+import decimal
 import io
 import json
 import threading
@@ -24,9 +25,22 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from fl_dpbayes.report import rounded_up
+
 EVENTS_FILE = "events.jsonl"
 POLL_SECONDS = 0.2
 STOP_SECONDS = 60.0
+# Below this epsilon, three decimal places tell too little.
+SMALL_EPSILON = 0.01
+SMALL_DIGITS = decimal.Context(prec=3, rounding=decimal.ROUND_CEILING)
+
+
+def spent_text(epsilon: float) -> str:
+    """Write an epsilon, rounded up so that the text never claims less than was spent."""
+    if epsilon >= SMALL_EPSILON:
+        return rounded_up(epsilon)
+    # A budget of .001 that is spent must not show as .00101.
+    return f"{float(SMALL_DIGITS.create_decimal(epsilon * (1 - 1e-9))):g}"
 
 
 class EventReader:
@@ -171,7 +185,7 @@ class Display:
         state = f"{status} {detail}".strip()
         spent = ""
         if epsilon is not None and budget:
-            spent = f"{epsilon:.3f} of {budget:g}"
+            spent = f"{spent_text(epsilon)} of {budget:g}"
         self._problems[name] = "" if status in ("OK", "PARTIAL") else f"{state}; "
         before = self._site(name)
         self._sites[name] = replace(before, state=state, spent=spent or before.spent)

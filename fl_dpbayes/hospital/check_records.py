@@ -24,9 +24,12 @@ from fl_dpbayes.config import (
 from fl_dpbayes.data import Records, load_unscaled
 from fl_dpbayes.data.sources.images import IMAGE_SUFFIXES, found_names, image_pixels
 from fl_dpbayes.data.sources.table import (
+    DATE_FORMS,
     MAX_VALUES,
     BadRowsError,
+    column_dates,
     column_texts,
+    days_since,
     framed_records,
     read_table,
     row_place,
@@ -90,7 +93,9 @@ def _without_values(text: str, source: Source) -> str:
     if isinstance(source, Arrays | BuiltIn | ImageFolder) or re.search(PLAIN, text):
         return text
     place = re.search(
-        r"line \d+ has \d+ cells, and those before \d+|the image in row \d+ (is|has|cannot)", text
+        r"line \d+ has \d+ cells, and those before \d+|the image in row \d+ (is|has|cannot)|"
+        r"columns \d+ and \d+ of the first line have the same name",
+        text,
     )
     if place:
         return place[0]
@@ -107,17 +112,15 @@ def _table_findings(table: pandas.DataFrame, source: Table, split: Split) -> Ite
             "give the columns the names that the coordinator's scenario has",
         )
         return
-    repeated = [name for name in names if f"{name}.1" in table.columns]
-    if repeated:
-        yield failed(
-            "columns",
-            f"{repeated[0]!r} stands twice in the first line",
-            "remove one of the two columns",
-        )
     for name in source.features:
-        yield from _number_findings(table, name, may_miss=name in source.missing)
+        may_miss = name in source.missing
+        if name in source.days_since:
+            yield from _date_findings(table, name, may_miss=may_miss)
+        else:
+            yield from _number_findings(table, name, may_miss=may_miss)
     for name, values in source.categories.items():
-        yield from _unknown_values(table, name, values, key="source.categories")
+        if name not in source.others:
+            yield from _unknown_values(table, name, values, key="source.categories")
     yield from _unknown_values(table, source.label, source.class_names, key="source.class_names")
     yield from _label_findings(table, source)
     for name_column in (source.unit_column, source.site_column):
@@ -131,7 +134,8 @@ def _table_findings(table: pandas.DataFrame, source: Table, split: Split) -> Ite
             )
     for name in source.group_columns:
         yield from _group_findings(table, name)
-    yield from _center_findings(table, source)
+    days = {name: days_since(table[name], zero) for name, zero in source.days_since.items()}
+    yield from _center_findings(table.assign(**days), source)
     yield from _repeated_rows(table)
     if source.unit_column is not None:
         yield from _patient_findings(table, source.unit_column, split)
@@ -201,6 +205,25 @@ def _number_findings(table: pandas.DataFrame, name: str, *, may_miss: bool) -> I
         faults["no value"] = (column.isna(), NO_VALUE_REMEDY)
     for fault, (is_bad, remedy) in faults.items():
         yield from _bad_rows(table=table, name=name, is_bad=is_bad, fault=fault, remedy=remedy)
+
+
+def _date_findings(table: pandas.DataFrame, name: str, *, may_miss: bool) -> Iterator[Finding]:
+    column = table[name]
+    yield from _bad_rows(
+        table=table,
+        name=name,
+        is_bad=column_dates(column).isna() & column.notna(),
+        fault="text where a date is due",
+        remedy=f"write it as {DATE_FORMS}",
+    )
+    if not may_miss:
+        yield from _bad_rows(
+            table=table,
+            name=name,
+            is_bad=column.isna(),
+            fault="no value",
+            remedy=NO_VALUE_REMEDY,
+        )
 
 
 def _bad_rows(

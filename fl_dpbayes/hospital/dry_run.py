@@ -146,8 +146,10 @@ def _write_made_up_table(
     standard_values = generator.standard_normal((len(names), len(source.features)))
     values = standard_values * (source.scales or 1.0) + (source.centers or 0.0)
     table = pandas.DataFrame(values, columns=list(source.features))
-    for name, texts in source.categories.items():
-        table[name] = generator.choice(texts, len(names))
+    for name, zero in source.days_since.items():
+        table[name] = pandas.Timestamp(zero) + pandas.to_timedelta(table[name].round(), unit="D")
+    for name in source.categories:
+        table[name] = generator.choice(source.values_of(name), len(names))
     table[source.label] = np.array(source.class_names)[labels] if source.class_names else labels
     for text_column in (*source.group_columns, source.site_column):
         if text_column:

@@ -3,7 +3,6 @@
 What records look like comes from the coordinator's scenario; the rest is asked.
 """
 
-import difflib
 import math
 import os
 import secrets
@@ -23,6 +22,7 @@ from fl_dpbayes.config import (
     Source,
     Table,
     apply_overrides,
+    near_names,
     outside_text,
     read_own_site_file,
     read_record,
@@ -310,7 +310,7 @@ def _own_columns(source: Source, ask: Ask) -> tuple[Source, int | None]:
     table = read_table(source.path, source.text_columns)
     for name in dict.fromkeys((*source.feature_columns, source.label, *source.text_columns)):
         if name not in table.columns:
-            similar = difflib.get_close_matches(name, map(str, table.columns), 1)
+            similar = near_names(name, table.columns)
             hint = f": rename {similar[0]!r}?" if similar else ": rename the column that is meant"
             raise UserError(f"--data {source.place}: no column is called {name!r}{hint}")
     return source, table[unit_column].nunique() if unit_column else len(table)

@@ -9,7 +9,15 @@ import numpy as np
 import numpy.typing as npt
 import pandas
 
-from fl_dpbayes.config import BuiltIn, HuggingFace, ImageFolder, Radiographs, Table, Task
+from fl_dpbayes.config import (
+    BuiltIn,
+    HuggingFace,
+    ImageFolder,
+    Radiographs,
+    Table,
+    Task,
+    column_hint,
+)
 from fl_dpbayes.data.sources.images import IMAGE_SUFFIXES, image_pixels, labels_by_folder
 from fl_dpbayes.data.sources.table import (
     BadRowsError,
@@ -76,11 +84,6 @@ def read_new_records(
         data, path, task, _table_source(source, path), labelled=labelled, skip=skip_bad_rows
     )
     if labelled and records.labels is None:
-        table = _table_source(source, path)
-        if table is not None:
-            raise UserError(
-                f"{data} has no column {table.label!r}, which holds the labels of this run: add it"
-            )
         raise UserError(
             f"{data} has no labels: give a column 'label', an array 'labels', or a folder "
             "for each class"
@@ -133,13 +136,18 @@ def _table_records(
     skip: bool,
 ) -> NewRecords:
     table.columns = table.columns.map(str)
+    if labelled and source is not None and source.label not in table.columns:
+        raise UserError(
+            f"{path} has no column {source.label!r}, which holds the labels of this run: "
+            f"add it; {column_hint(source.label, table.columns)}"
+        )
     if source is None:
         columns = tuple(name for name in table.columns if name != LABEL) or ("",)
         source = Table(path=path, label=LABEL, features=columns, **task.outcome.source_keys)
     missing = [name for name in source.feature_columns if name not in table.columns]
     if missing:
         raise UserError(
-            f"{path} has no column {missing[0]!r}: its columns are {', '.join(table.columns)}"
+            f"{path} has no column {missing[0]!r}: {column_hint(missing[0], table.columns)}"
         )
     labels = labels_of(table, source) if labelled and source.label in table.columns else None
     features, bad = _features(table, source, skip=skip)

@@ -248,7 +248,7 @@ def test_what_is_not_said_is_proposed_and_marked() -> None:
 
 
 MISTAKES = {
-    "the frame has no such column, its columns are hospital": lambda: sites(label="sik"),
+    "the frame has no such column: did you mean 'sick'": lambda: sites(label="sik"),
     "1 of 400 rows have no value": lambda: sites(
         FRAME.assign(sick=FRAME["sick"].where(FRAME.index != "row 0"))
     ),

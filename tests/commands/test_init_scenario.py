@@ -88,11 +88,19 @@ def test_center_is_within_a_scale_of_the_median() -> None:
     [
         (
             {"label": "outcom"},
-            "--label is 'outcom': .* has no such column, its columns are id, hospital",
+            "--label is 'outcom': .* has no such column: did you mean 'outcome'",
         ),
+        ({"site": "ward 7"}, "--site is 'ward 7': .* no such column: did you mean 'ward'"),
+        ({"site": "clinic"}, "no such column: its columns are id, hospital, .* insured and 1 more"),
+        ({"event": "dead"}, "no class of 'outcome' is called so: choose 'died' or 'lived'"),
+        ({"label": "smoker", "event": "now"}, "--label is 'smoker': .* rows have no value"),
         ({"label": "note"}, "--label note: it has 120 values, a class needs 2 to 20"),
         ({"label": "creatinine"}, "--label is 'creatinine': 14 of 120 rows have no value"),
-        ({"site": "id"}, "no site has 20 rows or units"),
+        (
+            {"site": "id"},
+            "none of 120 hospitals has 20 patients, .* the column of hospitals by --site",
+        ),
+        ({"site": "outcome"}, "--label and --site are both 'outcome': name another column"),
         ({"from": "absent.csv"}, "table absent.csv does not exist"),
         ({"out": "patients.csv"}, "patients.csv exists already"),
     ],
@@ -114,9 +122,9 @@ def test_files_of_one_hospital_each_and_dates(patients, command, tmp_path) -> No
     words += ["--label", "outcome", "--site", "file", "--out", tmp_path / "all.toml"]
     status, said, error = command("init", *words)
     assert status == 0, error
-    assert "4 columns left out (the file says why)" in said
+    assert "4 columns left out; read it" in said
     assert (
-        '# left out: "admitted", dates: write a number of days'
+        '# left out: "admitted", dates: add  --days-since admitted=2020-01-01'
         in (tmp_path / "all.toml").read_text()
     )
     scenario = load_scenario(str(tmp_path / "all.toml"))
@@ -139,7 +147,12 @@ def test_a_folder_of_images_becomes_a_scenario_with_patients_and_sites_found_in_
         Image.new("L", (4, 4), number).save(folder / f"P{number // 6}_{number}.png")
     words = ["init", "--from", tmp_path / "films", "--site", "^([^/]+)/"]
     out = tmp_path / "mine.toml"
-    status, said, error = command(*words, "--patient", "/(P[0-9]+)_", "--out", out)
+    words_of_patients = [*words, "--patient", "/(P[0-9]+)_", "--out", out]
+    assert (
+        "--patient /(P[0-9]+)_: 30 of 30 patients stand at several hospitals, for example 'P0' at "
+        "North Clinic, Süd, west: privacy is counted at each" in command(*words_of_patients)[2]
+    )
+    status, said, error = command(*words_of_patients, "--allow-shared-units")
     assert status == 0, error
     assert "2 hospitals train, 1 held out, 180 images of 2 classes" in said
     scenario = load_scenario(str(out))

@@ -15,7 +15,7 @@ from fl_dpbayes.config.scenario import load_scenario
 from fl_dpbayes.engine import flower_command
 from fl_dpbayes.engine.flower_command import FlowerCommand
 from fl_dpbayes.engine.inline_engine import logs_in
-from fl_dpbayes.engine.progress import Display, EventReader
+from fl_dpbayes.engine.progress import Display, EventReader, spent_text
 from fl_dpbayes.engine.simulate import show_run, simulate
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.report.run_files import write_summary
@@ -85,6 +85,22 @@ def test_display_renders_before_and_after_every_event_in_a_terminal() -> None:
         for words in ("round 1/2", "0.500 of 2", "evaluating", "left")
     )
     assert re.search(r"REFUSED X; tests: NOT_SENT +0\.500 of 2", console.file.getvalue())
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "text"),
+    [
+        (0.0, "0"),
+        (0.00041201, "0.000413"),
+        (0.001, "0.001"),
+        (0.0999, "0.100"),
+        (0.5, "0.500"),
+        (1.2301, "1.24"),
+        (4.0, "4.00"),
+    ],
+)
+def test_small_epsilon_is_shown_with_digits_and_none_is_rounded_down(epsilon, text) -> None:
+    assert spent_text(epsilon) == text
 
 
 def test_root_handler_that_appears_during_a_run_sees_nothing_of_flowers_log(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ BROKEN: dict[str, tuple[Change, str]] = {
     "renamed": (cell(1, 2, "mmHg"), r"the first line does not name 'pressure'"),
     "column twice": (
         cell(1, 0, "age"),
-        r"the first line does not name 'patient'|'age' stands twice",
+        r"columns 1 and 2 of the first line have the same name",
     ),
     "exchanged": (exchanged, r"'age' and 'pressure' look exchanged"),
     "doubled": (

@@ -9,6 +9,7 @@ import tomllib
 from datetime import UTC, datetime
 from pathlib import Path
 
+import pandas
 import pytest
 
 from fl_dpbayes.audit.canary_site import answer_of
@@ -185,6 +186,37 @@ def test_dry_run_of_a_small_site_without_a_column_of_patients_and_of_other_const
         assert (status, "PASS  train" in shown) == (0, True), shown
     status, shown = dry_run(command, made, centers="[60.0, 140.0]")
     assert (status, "not as in" in shown) == (2, True)
+
+
+@pytest.mark.slow
+def test_dates_and_undeclared_words_of_a_hospital_are_checked_and_made_up(trial, command) -> None:
+    path = trial / "patients.csv"
+    table = pandas.read_csv(path)
+    table["admitted"] = pandas.date_range("2020-01-01", periods=len(table)).strftime("%d.%m.%Y")
+    table["ward"] = ["east", "west", "a word of this hospital", "east"] * (len(table) // 4)
+    table.to_csv(path, index=False)
+    scenario = trial / "trial.toml"
+    text = scenario.read_text()
+    text = text.replace('"age", "pressure"]', '"age", "pressure", "admitted"]')
+    text = text.replace("[65.0, 140.0]", "[65.0, 140.0, 200.0]")
+    text = text.replace("[10.0, 20.0]", "[10.0, 20.0, 100.0]")
+    text = text.replace('["never", "now"] }', '["never", "now"], ward = ["east", "west"] }')
+    keys = 'others = { ward = "other" }\ndays_since = { admitted = 2020-01-01 }\n'
+    scenario.write_text(text.replace("[sites.north]", f"{keys}[sites.north]"))
+    status, shown, error = command(*init_words(trial))
+    assert (status, error) == (0, ""), shown
+    made = trial / "north.toml"
+    status, shown = dry_run(command, made)
+    assert (status, "PASS  train" in shown) == (0, True), shown
+    # Of three numbers, one gap, two words of smokers and three of wards, and a constant.
+    assert f" {2 * (9 + 1) * 4} bytes of arrays would be sent" in shown, shown
+    path.write_text(path.read_text().replace("02.01.2020", "2nd of January"))
+    _, shown, _ = command("site", "check", made, "--only", "data")
+    assert (
+        "FAIL column 'admitted': line 3: text where a date is due write it as 2020-12-31 or "
+        "31.12.2020" in " ".join(shown.split())
+    ), shown
+    assert ("no value" in shown, "January" in shown) == (False, False)
 
 
 def hostile_run(made: Path, number: int):

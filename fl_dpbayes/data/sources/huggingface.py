@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pandas
 from PIL import Image
 
-from fl_dpbayes.config import HuggingFace, OfficialPart, Table
+from fl_dpbayes.config import HuggingFace, OfficialPart, Table, column_hint
 from fl_dpbayes.data.records import Records
 from fl_dpbayes.data.sources.images import UNREADABLE, grey_levels
 from fl_dpbayes.data.sources.table import framed_records
@@ -172,9 +172,7 @@ def _tables(split: "Dataset | IterableDataset", source: HuggingFace) -> Iterator
     columns = list(dict.fromkeys(columns))
     for name in columns:
         if name not in features:
-            raise _error(
-                source, f"it has no column {name!r}: its columns are {', '.join(features)}"
-            )
+            raise _error(source, f"it has no column {name!r}: {column_hint(name, features)}")
     label = features[source.label]
     if isinstance(label, ClassLabel) and label.num_classes != source.classes:
         raise _error(

@@ -4,14 +4,23 @@ import codecs
 import csv
 import io
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import date
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pandas
 
-from fl_dpbayes.config import MAX_GROUP_TEXT, OfficialPart, Table, is_group_text, site_name
+from fl_dpbayes.config import (
+    MAX_GROUP_TEXT,
+    OfficialPart,
+    Table,
+    column_hint,
+    is_group_text,
+    site_name,
+)
 from fl_dpbayes.data.records import Records
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.protocol import MAX_GROUPS
@@ -19,6 +28,12 @@ from fl_dpbayes.protocol import MAX_GROUPS
 MAX_VALUES = 10
 MISSING = "missing"
 FILE = "file"
+DATE_FORMS = "2020-12-31 or 31.12.2020"
+DATE_PATTERNS = {
+    "%Y-%m-%d": r"^\s*(\d{4}-\d{1,2}-\d{1,2})(?:[ T].*)?$",
+    "%d.%m.%Y": r"^\s*(\d{1,2}\.\d{1,2}\.\d{4})(?:[ T].*)?$",
+}
+DECIMAL_COMMA = re.compile(r"\s*[-+]?\d+,\d+\s*")
 FILL = (
     "give the column a constant in source.missing, remove such rows, or fill them in "
     "without a look at other rows"
@@ -159,6 +174,7 @@ def _read_parquet(path: Path) -> pandas.DataFrame:
     table = pandas.read_parquet(path)
     if not len(table):
         raise UserError(f"table {path} has no rows")
+    _check_header(list(map(str, table.columns)), path)
     return table.set_axis(pandas.RangeIndex(1, len(table) + 1, name="row"))
 
 
@@ -177,6 +193,7 @@ def _parse_csv(text: str, path: Path, texts: tuple[str, ...]) -> pandas.DataFram
     if "\0" in text:
         raise UserError(f"table {path} is no text: save it as CSV in UTF-8")
     separator = max(",;\t|", key=header.count)
+    _check_header(next(csv.reader(io.StringIO(text), delimiter=separator)), path)
     decimal = "," if separator == ";" and re.search(r"\d,\d", text) else "."
     try:
         table = pandas.read_csv(
@@ -199,6 +216,18 @@ def _parse_csv(text: str, path: Path, texts: tuple[str, ...]) -> pandas.DataFram
             expected, line, actual = cells.groups()
             problem = f"line {line} has {actual} cells, and those before {expected}"
         raise UserError(f"table {path} cannot be read: {problem}") from None
+
+
+def _check_header(names: Sequence[str], path: Path) -> None:
+    """Refuse two columns of one name: which of them is meant, nobody knows."""
+    first_places: dict[str, int] = {}
+    for place, name in enumerate(names, start=1):
+        first = first_places.setdefault(name, place)
+        if name.strip() and first < place:
+            raise UserError(
+                f"table {path}: columns {first} and {place} of the first line have the same name, "
+                f"{name!r}: rename or remove one of them"
+            )
 
 
 def _number_by_line(table: pandas.DataFrame, text: str, separator: str) -> pandas.DataFrame:
@@ -237,6 +266,7 @@ def features_of(table: pandas.DataFrame, source: Table) -> npt.NDArray[np.float3
         BadRowsError: If a value is missing without a constant for it, no finite number, or none of
             its categories.
     """
+    table = _with_days(table, source)
     filled = table.fillna(source.missing)
     values = [_Column(filled, source, name).numbers() for name in source.features]
     features = np.stack(values, axis=1) if values else np.empty((len(table), 0))
@@ -244,10 +274,9 @@ def features_of(table: pandas.DataFrame, source: Table) -> npt.NDArray[np.float3
     blocks = [features]
     for name in source.missing:
         blocks.append(table[name].isna().to_numpy()[:, None])
-    for name, categories in source.categories.items():
-        column = _Column(table, source, name)
-        places = column.places(categories, key=f"source.categories, {name!r}")
-        blocks.append(places[:, None] == np.arange(len(categories)))
+    for name in source.categories:
+        places = _category_places(table, source, name)
+        blocks.append(places[:, None] == np.arange(len(source.values_of(name))))
     return np.concatenate(blocks, axis=1).astype(np.float32)
 
 
@@ -330,13 +359,50 @@ class _Column:
         """Return finite numbers, (N,)."""
         numbers = pandas.to_numeric(self.cells, errors="coerce")
         values = numbers.to_numpy(dtype=np.float64, na_value=np.nan)
-        self.require(np.isfinite(values), problem="missing, or no finite number", remedy=FILL)
+        is_good = np.isfinite(values)
+        text = self._first_text(is_good)
+        if text is None:
+            self.require(is_good, problem="missing, or no finite number", remedy=FILL)
+        elif DECIMAL_COMMA.fullmatch(text):
+            self.require(
+                is_good,
+                problem=f"{text!r} is no number",
+                remedy=f"write all decimals with a point, as {text.strip().replace(',', '.')}",
+            )
+        else:
+            self.require(
+                is_good,
+                problem=f"{text!r} is no finite number",
+                remedy="correct it, or empty the cell and name the column in source.missing",
+            )
         return values
+
+    def days(self, zero: date) -> pandas.Series:
+        """Return the days since a day, (N,), NaN where a date is missing."""
+        days = days_since(self.cells, zero)
+        is_good = days.notna() | self.cells.isna()
+        self.require(
+            is_good,
+            problem=f"{self._first_text(is_good)!r} is no date",
+            remedy=f"write dates as {DATE_FORMS}",
+        )
+        return days
+
+    def _first_text(self, is_good: npt.ArrayLike) -> str | None:
+        """Return the first cell that is not good, up to 60 characters; None where it is empty."""
+        bad = self.cells[~np.asarray(is_good)]
+        return str(bad.iloc[0])[:60] if len(bad) and not pandas.isna(bad.iloc[0]) else None
 
     def names(self) -> npt.NDArray:
         """Return texts of which none is missing, (N,)."""
         self.require(self.cells.notna(), problem="missing", remedy="every row needs one")
         return column_texts(self.cells)
+
+    def with_others(self, values: tuple[str, ...], other: str) -> "_Column":
+        """Call every text another that is none of the values; a missing one stays missing."""
+        is_kept = self.cells.isna() | np.isin(column_texts(self.cells), values)
+        cells = self.cells.astype(object).where(is_kept, other)
+        return replace(self, table=self.table.assign(**{self.name: cells}))
 
     def places(self, values: tuple[str, ...], key: str) -> npt.NDArray[np.int64]:
         """Return each row's place among declared values, (N,); `key` declares them."""
@@ -351,13 +417,52 @@ class _Column:
         return places.astype(np.int64)
 
 
+def column_dates(column: pandas.Series) -> pandas.Series:
+    """Read a column of dates, (N,); NaT where there is none of the allowed forms.
+
+    Args:
+        column: Dates, or texts as 2020-12-31 or 31.12.2020; a time of day behind them is ignored.
+    """
+    texts = column.astype(object).where(column.notna(), "").astype(str)
+    dates = pandas.Series(pandas.NaT, index=column.index)
+    for form, pattern in DATE_PATTERNS.items():
+        days = texts.str.extract(pattern, expand=False)
+        dates = dates.fillna(pandas.to_datetime(days, format=form, errors="coerce"))
+    return dates
+
+
+def days_since(column: pandas.Series, zero: date) -> pandas.Series:
+    """Count the days from a day to each date, (N,), negative before it; NaN without a date.
+
+    Args:
+        column: As of `column_dates`.
+        zero: Day 0.
+    """
+    return (column_dates(column) - pandas.Timestamp(zero)).dt.days.astype(float)
+
+
+def _with_days(table: pandas.DataFrame, source: Table) -> pandas.DataFrame:
+    """Replace each column of dates by days."""
+    days = {
+        name: _Column(table, source, name).days(zero) for name, zero in source.days_since.items()
+    }
+    return table.assign(**days)
+
+
+def _category_places(table: pandas.DataFrame, source: Table, name: str) -> npt.NDArray[np.int64]:
+    """Return each row's place among a category's values, (N,)."""
+    column = _Column(table, source, name)
+    if name in source.others:
+        column = column.with_others(source.categories[name], source.others[name])
+    return column.places(source.values_of(name), key=f"source.categories, {name!r}")
+
+
 def _read(source: Table) -> pandas.DataFrame:
     table = read_table(source.path, source.text_columns)
     for name in (*source.feature_columns, source.label, *source.text_columns):
         if name not in table.columns:
-            columns = ", ".join(map(str, table.columns))
             raise UserError(
-                f"table {source.place} has no column {name!r}: its columns are {columns}"
+                f"table {source.place} has no column {name!r}: {column_hint(name, table.columns)}"
             )
     return table
 

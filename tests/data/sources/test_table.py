@@ -253,3 +253,100 @@ def test_several_files_are_one_table_and_their_names_may_be_the_sites(tmp_path, 
     refused("line 2 of nord.csv, column 'age': missing", load_unscaled, spec, "train")
     table.drop(columns="age").to_csv(paths[1], index=False)
     refused("only one has a column 'age'", load_unscaled, spec, "train")
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_dates_are_days_since_a_declared_day(tmp_path, table, suffix) -> None:
+    dates = ["2020-01-01", "11.01.2020", "2019-12-31 23:59", None]
+    table = table.assign(admitted=pandas.Series(dates, dtype=object))
+    path = tmp_path / f"t.{suffix}"
+    table.to_csv(path, index=False) if suffix == "csv" else table.to_parquet(path)
+    spec = source(
+        path,
+        features=("age", "admitted"),
+        days_since={"admitted": "2020-01-01"},
+        missing={"admitted": 5},
+        centers=(0, 0),
+        scales=(1, 10),
+    )
+    features = load_unscaled(spec, "train").features
+    np.testing.assert_allclose(features[:, 1], [0, 1, -0.1, 0.5], atol=1e-6)
+    assert features[:, 2].tolist() == [0, 0, 0, 1]
+
+
+def test_times_of_a_parquet_file_are_dates_too(tmp_path, table) -> None:
+    table["admitted"] = pandas.to_datetime(["2020-01-02", "2020-01-01", "2020-01-01", "2020-03-01"])
+    table.to_parquet(tmp_path / "t.parquet")
+    spec = source(
+        tmp_path / "t.parquet", features=("admitted",), days_since={"admitted": "2020-01-01"}
+    )
+    assert load_unscaled(spec, "train").features[:, 0].tolist() == [1, 0, 0, 60]
+
+
+def test_values_that_are_not_declared_are_others_where_others_are_named(tmp_path, table) -> None:
+    table["ward"] = ["a", "c", None, "b"]
+    table.to_csv(tmp_path / "t.csv", index=False)
+    declared = {"features": ("age",), "others": {"ward": "other"}}
+    spec = source(tmp_path / "t.csv", categories={"ward": ("a", "missing")}, **declared)
+    assert spec.feature_names == ("age", "ward=a", "ward=missing", "ward=other")
+    features = load_unscaled(spec, "train").features
+    assert features[:, 1:].tolist() == [[1, 0, 0], [0, 0, 1], [0, 1, 0], [0, 0, 1]]
+    # A value that is missing is not another one.
+    without = source(tmp_path / "t.csv", categories={"ward": ("a", "b")}, **declared)
+    refused("line 4, column 'ward': 'missing'", load_unscaled, without, "train")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"days_since": {"addmitted": "2020-01-01"}}, "days_since names 'addmitted'"),
+        ({"others": {"ward": "other"}}, "others names 'ward', which is none of categories"),
+        (
+            {"categories": {"ward": ("a", "b")}, "others": {"ward": "b"}},
+            "others of 'ward' is 'b', which categories names too",
+        ),
+    ],
+)
+def test_what_days_and_others_name_must_be_there(tmp_path, changes, said) -> None:
+    with pytest.raises(ValidationError, match=said):
+        source(tmp_path / "t.csv", **changes)
+
+
+@pytest.mark.parametrize(
+    ("cells", "changes", "said"),
+    [
+        (
+            ["1.5", "2,5", "1", "1"],
+            {},
+            "line 3, column 'x': '2,5' is no number: write all decimals with a point, as 2.5",
+        ),
+        (
+            ["1.5", "1", "<0.2", "2,5"],
+            {},
+            r"line 4, column 'x': '<0.2' is no finite number \(and 1 more\): correct it",
+        ),
+        (
+            ["2020-01-01", "03/04/2020", "", ""],
+            {"days_since": {"x": "2020-01-01"}, "missing": {"x": 1}},
+            "line 3, column 'x': '03/04/2020' is no date: write dates as 2020-12-31 or 31.12.2020",
+        ),
+        (
+            ["2020-01-01", "2020-02-30", "", ""],
+            {"days_since": {"x": "2020-01-01"}, "missing": {"x": 1}},
+            "'2020-02-30' is no date",
+        ),
+    ],
+)
+def test_a_value_that_is_no_number_or_date_is_shown(tmp_path, table, cells, changes, said) -> None:
+    table.assign(x=cells).to_csv(tmp_path / "t.csv", index=False)
+    refused(said, load_unscaled, source(tmp_path / "t.csv", features=("x",), **changes), "train")
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("age,bp,sick,age\n1,2,0,3\n1,2,1,3\n")
+    said = "columns 1 and 4 of the first line have the same name, 'age': rename or remove"
+    refused(said, load_unscaled, source(path), "train")
+    # Some programs end each line with a separator; such columns have no name at all.
+    path.write_text("age,bp,sick,,\n1,2,0,,\n1,2,1,,\n")
+    assert load_unscaled(source(path), "train").labels.tolist() == [0, 1]
