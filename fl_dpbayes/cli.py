@@ -55,9 +55,6 @@ OfSite = Annotated[
     str | None, Option(help="The training hospital of the records; none: a new one.")
 ]
 OfGroup = Annotated[str | None, Option(help="The group of a new hospital, such as its country.")]
-OneRelease = Annotated[
-    float | None, Option(help="What one release by the site file's ledger may cost.")
-]
 Delta = Annotated[float, Option(help="Delta, in (0, 1).")]
 AsJson = Annotated[bool, Option("--json", help="Print JSON instead of a table.")]
 # As in `config.plan`, which is imported when a command needs it.
@@ -374,7 +371,9 @@ def update(
     earlier: Annotated[
         Path | None, Option("--update", help="What `update` wrote, of other patients.")
     ] = None,
-    epsilon: OneRelease = None,
+    epsilon: Annotated[
+        float | None, Option(help="What one release by the site file's ledger may cost.")
+    ] = None,
     sets: Annotated[
         float | None, Option(min=0.5, max=0.999, help="Instead: sets with this coverage.")
     ] = None,
@@ -398,24 +397,6 @@ def update(
         out=out,
         console=console,
     )
-
-
-@app.command(epilog="Example: fl-dpbayes alarm runs/stroke-1 site.toml --epsilon 0.5")
-def alarm(
-    run_dir: Annotated[Path, Argument(help="A run directory.")],
-    data: Annotated[
-        Path,
-        Argument(help="Records without labels, which stay here; or a site file, for one release."),
-    ],
-    epsilon: OneRelease = None,
-) -> None:
-    """Say how far a hospital's patients are from the declared population.
-
-    It does not see their outcomes.
-    """
-    from fl_dpbayes.predict.update import compare_patients
-
-    compare_patients(run_dir=run_dir, data=data, epsilon=epsilon, console=console)
 
 
 @app.command(epilog="Example: fl-dpbayes account --sigma 1.0 --q 0.01 --steps 1000 --delta 1e-5")

@@ -6,7 +6,6 @@ from pathlib import Path
 import pandas as pd
 
 from studies.stroke.sections import (
-    alarm_section,
     epsilon_section,
     held_out_section,
     interval,
@@ -188,7 +187,6 @@ def written_pages() -> dict[Path, str]:
             held_out_section(STROKE),
             update_section(STROKE),
             sets_section(STROKE),
-            alarm_section(STROKE),
             program_section(STROKE),
         ],
         SECOND / "README.md": [

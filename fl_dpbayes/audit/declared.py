@@ -121,5 +121,4 @@ METRICS: dict[str, Declared] = {
 OWN_RELEASES = {
     "update": "a new hospital's releases",
     "sets": "a new hospital's releases",
-    "alarm": "a new hospital's releases",
 }

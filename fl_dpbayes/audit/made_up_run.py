@@ -1,4 +1,4 @@
-"""A made-up finished run with a posterior over hospitals: what `update` and `alarm` need.
+"""A made-up finished run with a posterior over hospitals: what `update` needs.
 
 It is that of a run of the shipped `quickstart`, one step a round, whatever scenario is audited: its
 model has two classes, as such a posterior must.

@@ -1,4 +1,4 @@
-"""What a new hospital releases of itself by the commands `update`, `update --sets` and `alarm`.
+"""What a new hospital releases of itself by the commands `update` and `update --sets`.
 
 The auditor reads what they release from the ledger of the made-up hospital, which keeps every
 answer.
@@ -24,8 +24,8 @@ from fl_dpbayes.audit.noise_questions import Release, noise_of, release_question
 from fl_dpbayes.calibration import set_sensitivity
 from fl_dpbayes.config import Scenario, Task, import_apps
 from fl_dpbayes.data import load_site, open_ledger
-from fl_dpbayes.predict.hospital_posterior import NEW_HOSPITAL, load_hospitals
-from fl_dpbayes.predict.update import compare_patients, update_hospital
+from fl_dpbayes.predict.hospital_posterior import NEW_HOSPITAL
+from fl_dpbayes.predict.update import update_hospital
 from fl_dpbayes.privacy.audit_statistics import (
     Check,
     verdicts,
@@ -40,9 +40,9 @@ REQUESTS = 24
 # Each request has a cost of its own, or it would get the first one's answer.
 DEARER = 1.001
 LEVEL = 0.5
-# Epsilon by purpose. So much noise that sums drown in it; and for sets, which refuse it, so little
-# that it is seen which cell counts.
-NOISY = {"update": 1e-3, "alarm": 1e-3, "sets": 5.0}
+# Epsilon by purpose. So much noise that the sum drowns in it; and for sets, which refuse it, so
+# little that it is seen which cell counts.
+NOISY = {"update": 1e-3, "sets": 5.0}
 # Hardly any noise: it shows by how much one more unit moves the sums.
 QUIET = 1e5
 FARTHEST = 1e6
@@ -93,7 +93,7 @@ NEWCOMERS = {
 def audit_own_releases(
     scenario: Scenario, folder: Path, generator: np.random.Generator
 ) -> list[Check]:
-    """Test sensitivity, deviation and law of what `update`, `sets` and `alarm` release.
+    """Test sensitivity, deviation and law of what `update` and `sets` release.
 
     The commands use a made-up run, whatever the scenario.
 
@@ -107,9 +107,8 @@ def audit_own_releases(
     """
     import_apps()
     run = folder / "run"
-    made_up = write_made_up_run(run, generator)
-    task = made_up.data.source.task
-    commands = _commands(run, made_up, folder)
+    task = write_made_up_run(run, generator).data.source.task
+    commands = _commands(run, folder)
     site = _write_hospital(scenario, folder / "new-hospital", task, generator, NOBODY)
     noise: dict[str, Array] = {}
     for command in commands:
@@ -132,9 +131,7 @@ def audit_own_releases(
     return [*checks, *movements]
 
 
-def _commands(run: Path, made_up: Scenario, folder: Path) -> list[Command]:
-    public = load_hospitals(run, made_up, made_up.data.source.task).covariates[:, 1:]
-    radius = math.sqrt(float(np.square(public - public.mean(axis=0)).sum(axis=1).mean()))
+def _commands(run: Path, folder: Path) -> list[Command]:
     silent = Console(file=io.StringIO())
     numbers = itertools.count(1)
 
@@ -142,12 +139,8 @@ def _commands(run: Path, made_up: Scenario, folder: Path) -> list[Command]:
         target = folder / f"update-{next(numbers)}.json"
         update_hospital(run, site_file, NEW_HOSPITAL, epsilon, level, target, silent)
 
-    def alarm(site_file: Path, epsilon: float) -> None:
-        compare_patients(run, site_file, epsilon, silent)
-
     return [
         Command(purpose="update", bound=1.0, run=update),
-        Command(purpose="alarm", bound=radius, run=alarm),
         Command(purpose="sets", bound=set_sensitivity(LEVEL), run=partial(update, level=LEVEL)),
     ]
 
@@ -171,7 +164,7 @@ def _release(command: Command, site: CanarySite, epsilon: float) -> Release:
 
 
 def _exact_sums(command: Command, release: Release) -> Array:
-    """Return what the noise was added to: units are alike, so that sums of the others vanish."""
+    """Return what the noise was added to: units are alike; the sum of `update` drowns."""
     exact = np.zeros(len(release.sums))
     if command.purpose == "sets":
         # One cell holds all units, and the first so much for each.

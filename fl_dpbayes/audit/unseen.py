@@ -25,8 +25,7 @@ ALWAYS = (
     "exact sums of test records that a site declares public, and of subgroups of them",
     "tables of predictors other than the posterior, recalibrated and corrected ones too",
     "the last bits of recalibration parameters and of a new hospital's releases",
-    "what `update` and `alarm` print and write at the hospital: read is what its "
-    "ledger keeps as released",
+    "what `update` prints and writes at the hospital: read is what its ledger keeps as released",
     "what stays at the site: its audit log, its local trace, its ledger's file, its "
     "snapshot, its logs",
     "who joins and what weights are drawn, as numbers: batches are tested by their sizes",

@@ -106,20 +106,17 @@ class HospitalRecords:
         return _pay_and_release(self.payer, purpose, request, exact)
 
 
-def read_hospital_records(
-    data: Path, run: FinishedRun, epsilon: float | None, *, labelled: bool = True
-) -> HospitalRecords:
-    """Read a hospital's own records, or those of its site file, for a run's model.
+def read_hospital_records(data: Path, run: FinishedRun, epsilon: float | None) -> HospitalRecords:
+    """Read a hospital's own labelled records, or those of its site file, for a run's model.
 
     Args:
         data: Records as `read_new_records` takes them, or a site file (.toml), of which the
             training records are used (the test records of a site that does not train).
         run: The run.
         epsilon: What one release may cost, above 0, with a site file; None: without.
-        labelled: Whether records outside a site file need labels.
 
     Returns:
-        The records; labels are 0 where they were not read.
+        The records.
 
     Raises:
         UserError: If the records do not fit the run, or the site may not pay.
@@ -131,23 +128,21 @@ def read_hospital_records(
             raise UserError(f"{data} is a site file: give --epsilon, its cost, above 0")
         raise UserError(f"{data} is no site file: leave out --epsilon")
     if epsilon is None:
-        return _read_at_home(data, run, labelled=labelled)
+        return _read_at_home(data, run)
     return _read_site_records(data, run, epsilon)
 
 
-def _read_at_home(data: Path, run: FinishedRun, *, labelled: bool) -> HospitalRecords:
-    records = read_new_records(data, run.task, run.source, labelled=labelled)
-    labels = records.labels
-    if labels is None:
-        labels = np.zeros(len(records.features), np.int64)
+def _read_at_home(data: Path, run: FinishedRun) -> HospitalRecords:
+    records = read_new_records(data, run.task, run.source, labelled=True)
+    assert records.labels is not None
     if records.units is None:
-        unit_index = np.arange(len(labels))
+        unit_index = np.arange(len(records.labels))
     else:
         unit_index = np.unique(records.units.astype(str), return_inverse=True)[1]
     return HospitalRecords(
         module=run.build_module(),
         inputs=run.model_inputs(records.features),
-        labels=labels,
+        labels=records.labels,
         unit_index=unit_index,
         units=int(unit_index.max()) + 1,
     )

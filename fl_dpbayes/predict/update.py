@@ -1,4 +1,4 @@
-"""The work behind `update` and `alarm`: a hospital's own level, prediction sets and case mix."""
+"""The work behind `update`: a hospital's own level, or prediction sets."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,6 @@ from fl_dpbayes.calibration import (
     set_counts,
     set_sensitivity,
 )
-from fl_dpbayes.calibration.case_mix import CaseMix, case_mix, clipped_inputs
 from fl_dpbayes.config import site_name
 from fl_dpbayes.data import MAX_DECLARATION_ERROR
 from fl_dpbayes.errors import UserError
@@ -35,7 +34,6 @@ from fl_dpbayes.posterior import (
 )
 from fl_dpbayes.predict.finished_run import FinishedRun, read_run
 from fl_dpbayes.predict.hospital_posterior import (
-    NEW_HOSPITAL,
     SMALLEST_SD,
     Hospital,
     HospitalEffect,
@@ -53,25 +51,6 @@ class EffectUpdate:
 
     before: Distribution
     after: Distribution
-
-
-@dataclass(frozen=True)
-class CaseMixComparison:
-    """How far patients are from those that a run declares.
-
-    Attributes:
-        units: Number of patients.
-        inputs: Number D of inputs that are compared.
-        case_mix: The statistic over these inputs.
-        shift: Difference of the mean log odds of class 1.
-        shift_sd: Its standard deviation by chance.
-    """
-
-    units: int
-    inputs: int
-    case_mix: CaseMix
-    shift: float
-    shift_sd: float
 
 
 def update_hospital(
@@ -148,40 +127,6 @@ def update_hospital(
     console.print(f"written: {target} ({destination})", soft_wrap=True, markup=False)
 
 
-def compare_patients(run_dir: Path, data: Path, epsilon: float | None, console: Console) -> None:
-    """Print how far patients, whose labels are not read, are from those that the run declares.
-
-    Args:
-        run_dir: A run with a posterior over hospitals.
-        data: Records, or a site file (.toml), which releases the sum of its patients' clipped
-            inputs once.
-        epsilon: What the release costs, paid for in the site's ledger; None without a site file.
-        console: Where the distance is printed.
-
-    Raises:
-        UserError: If the run has no posterior over hospitals, the records do not fit, or the
-            ledger refuses.
-    """
-    run = read_run(run_dir)
-    effect = _required_effect(run, NEW_HOSPITAL)
-    records = read_hospital_records(data, run, epsilon, labelled=False)
-    comparison = compare_case_mix(effect, records)
-    degrees = comparison.inputs
-    by_chance = (
-        f"about {degrees} +- {np.sqrt(2 * degrees):.0f} by chance, "
-        f"p = {comparison.case_mix.p_value:.2g}"
-    )
-    console.print(
-        f"distance of {comparison.units} patients from the declared ones: "
-        f"{comparison.case_mix.statistic:.1f} ({by_chance})"
-    )
-    console.print(
-        f"difference of their mean log odds of class 1: {comparison.shift:+.2f} "
-        f"(+- {comparison.shift_sd:.2f} by chance)"
-    )
-    console.print("of their outcomes nothing is known: without labels there is no guarantee")
-
-
 def update_effect(
     effect: HospitalEffect, records: HospitalRecords, hospital: Hospital, run_dir: Path
 ) -> EffectUpdate:
@@ -250,34 +195,6 @@ def calibrate_sets(
     question = f"{effect.run_digest} {mean} {sd} {level}"
     release = records.release("sets", question, counts)
     return private_threshold(release.sums, release.noise_std, level)
-
-
-def compare_case_mix(effect: HospitalEffect, records: HospitalRecords) -> CaseMixComparison:
-    """Compare patients' inputs with those that a run declares.
-
-    Args:
-        effect: What the run tells of a new hospital.
-        records: The patients; with a payer, one noisy sum of their clipped inputs is released.
-
-    Returns:
-        The distance, and what it means for the mean log odds.
-
-    Raises:
-        UserError: If the ledger refuses.
-    """
-    public = effect.model.covariates[:, 1:]
-    slopes = effect.model.state[1:]
-    inputs = with_intercept(records.inputs)[:, 1:]
-    shares, norm = clipped_inputs(inputs, records.unit_index, public)
-    release = records.release("alarm", effect.run_digest, bounded_sum(shares, norm))
-    comparison = case_mix(release.sums, release.noise_std, records.units, public)
-    return CaseMixComparison(
-        units=records.units,
-        inputs=len(slopes),
-        case_mix=comparison,
-        shift=float(slopes @ comparison.difference),
-        shift_sd=float(np.sqrt(slopes @ comparison.covariance @ slopes)),
-    )
 
 
 def residual_sum(

@@ -14,7 +14,6 @@ import pandas as pd
 from fl_dpbayes.config import load_scenario
 from studies import pages
 from studies.second_trial.analysis import RIVALS_HERE, second_trial_tables
-from studies.stroke.alarm import alarm_rows, alarm_table
 from studies.stroke.cells import (
     COVARIANCE_DRAWS,
     PROGRAM,
@@ -67,8 +66,6 @@ def stroke_tables(cells: Path) -> Iterator[Tables]:
     private = [federation for federation in first_draws if federation.privacy == PRIVATE]
     countries = list(places_held_out(private, splits, COUNTRIES))
     yield {"sets": sets_table(countries), "sets-without-labels": without_labels_table(countries)}
-    by_country = pd.DataFrame(alarm_rows(countries))
-    yield {"alarm-by-country": by_country, "alarm": alarm_table(by_country)}
     draws = [*first_draws, *read_federations(cells / STROKE_DRAWS)]
     yield compare(splits, draws, RIVALS, tries)
     yield program_tables(cells / PROGRAM, draws, splits)

@@ -117,22 +117,6 @@ def sets_section(folder: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
-def alarm_section(folder: Path) -> str:
-    """Return how what the alarm says goes with the error.
-
-    Args:
-        folder: Holds `alarm.csv`.
-    """
-    lines = [
-        "| what it prints | error that it should foretell | rank correlation [90 %] | p |",
-        "|---|---|---|---|",
-    ]
-    for _, row in pd.read_csv(folder / "alarm.csv").iterrows():
-        value = interval(row, digits=2)
-        lines.append(f"| {row['statistic']} | {row['error']} | {value} | {row['p']:.2f} |")
-    return "\n".join(lines) + "\n"
-
-
 def program_section(folder: Path) -> str:
     """Return runs of the program beside draws by NumPy.
 

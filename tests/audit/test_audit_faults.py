@@ -364,7 +364,7 @@ FAULTS: dict[str, Fault] = {
         "cipher",
         lambda sound: lambda streams, *asked: noise_faults.Quiet(sound(streams, *asked)),
     ),
-    # Of each of the three commands, which have a check each.
+    # Of both commands, which have a check each.
     "each release moves by more than one": all_of(
         changed(
             update,
@@ -372,11 +372,6 @@ FAULTS: dict[str, Fault] = {
             lambda sound: (
                 lambda *given: dataclasses.replace(sound(*given), sums=3 * sound(*given).sums)
             ),
-        ),
-        changed(
-            update,
-            "clipped_inputs",
-            lambda sound: lambda inputs, units, public: (inputs, sound(inputs, units, public)[1]),
         ),
         changed(
             update,
@@ -444,7 +439,7 @@ REPLIES = {
 }
 OWN = {
     "half the noise in a hospital's releases": "accounted deviation",
-    "each release moves by more than one": "sums of `update`|sums of `alarm`|sums of `sets`",
+    "each release moves by more than one": "sums of `update`|sums of `sets`",
     "one stream for all of a hospital's releases": "share noise",
 }
 DEVIATION, RATE = "noise has the accounted deviation", "accounted probability"

@@ -416,20 +416,6 @@ def test_sets_are_predicted_from_what_was_paid_for_once(
     )
 
 
-def test_alarm_compares_patients_without_their_labels(
-    run: Federation, patients: Path, tmp_path: Path, command
-) -> None:
-    (path,), told = (run.folder / "sites").glob("*uk-129.toml"), []
-    for name, moved in (("own", 0), ("far", 2)):
-        np.savez(tmp_path / f"{name}.npz", features=np.load(patients)["features"] + moved)
-    for options in ((path, "--epsilon", "1"), (tmp_path / "own.npz",), (tmp_path / "far.npz",)):
-        status, printed, said = command("alarm", run.folder, *options)
-        assert (status, "without labels there is no guarantee" in printed) == (0, True), said
-        told.append(float(printed.partition("declared ones: ")[2].split()[0]))
-    # Noise hides: less is seen of the same patients.
-    assert told[0] < told[1] < told[2]
-
-
 def test_a_changed_record_is_another_request_and_a_release_that_fails_is_paid_for(
     run: Federation, tmp_path: Path, command, refusal, monkeypatch
 ) -> None:
@@ -518,16 +504,16 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-@pytest.mark.parametrize("asked", [("update",), ("update", "--sets", "0.9"), ("alarm",)])
+@pytest.mark.parametrize("options", [(), ("--sets", "0.9")])
 def test_a_hostile_bank_is_refused_in_one_line_before_anything_is_spent(
-    run: Federation, tmp_path: Path, refusal, name: str, asked: tuple[str, ...]
+    run: Federation, tmp_path: Path, refusal, name: str, options: tuple[str, ...]
 ) -> None:
     change, said = HOSTILE[name]
     folder = tampered(run, tmp_path, change)
     (path,) = (run.folder / "sites").glob("*uk-129.toml")
     before = spent(path)
-    out = () if asked[0] == "alarm" else ("--out", tmp_path / "out.json")
-    told = refusal(asked[0], folder, path, *asked[1:], "--epsilon", "3", *out)
+    out = tmp_path / "out.json"
+    told = refusal("update", folder, path, *options, "--epsilon", "3", "--out", out)
     assert said in told
     assert "put back a copy" in told
     assert spent(path) == before
@@ -617,17 +603,17 @@ def of_another_model(folder: Path) -> None:
     save_posterior(path, samples, model, finished.task, scenario)
 
 
-@pytest.mark.parametrize("asked", [("update",), ("update", "--sets", "0.9"), ("alarm",)])
+@pytest.mark.parametrize("options", [(), ("--sets", "0.9")])
 def test_a_posterior_of_another_model_than_its_runs_is_refused_before_anything_is_spent(
-    run: Federation, tmp_path: Path, refusal, asked: tuple[str, ...]
+    run: Federation, tmp_path: Path, refusal, options: tuple[str, ...]
 ) -> None:
     folder = tampered(run, tmp_path, lambda row: row)
     of_another_model(folder)
     (path,) = (run.folder / "sites").glob("*uk-129.toml")
     before = spent(path)
-    out = () if asked[0] == "alarm" else ("--out", tmp_path / "out.json")
+    out = tmp_path / "out.json"
     assert "is of another model than" in refusal(
-        asked[0], folder, path, *asked[1:], "--epsilon", "3", *out
+        "update", folder, path, *options, "--epsilon", "3", "--out", out
     )
     assert spent(path) == before
 

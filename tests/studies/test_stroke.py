@@ -12,7 +12,6 @@ from fl_dpbayes.config import Scenario, load_scenario, load_study
 from fl_dpbayes.posterior import mixed
 from fl_dpbayes.study.grid import study_cells
 from studies.stroke import cells, places, program, sets
-from studies.stroke.alarm import alarm_rows, alarm_table
 from studies.stroke.comparison import held_out_split, hospitals_of
 from studies.stroke.federation import Federation, read_federations, write_rounds
 from studies.stroke.rivals import Split, losses
@@ -153,21 +152,6 @@ def test_held_out_places_become_tables(federations, split) -> None:
     assert table[table["figure"] == "width"]["value"].between(0, 1).all()
     updates = places.update_table(held_out)
     assert set(updates["figure"]) == set(places.WAYS)
-
-
-@pytest.mark.slow
-def test_the_alarm_is_held_against_the_error(federations, split) -> None:
-    (country,) = places.places_held_out(federations, [split], places.COUNTRIES)
-    (row,) = alarm_rows([country])
-    assert 0 <= row["rings"] <= 1
-    assert row["log loss"] > 0
-    figures = [name for name in row if name != "country"]
-    generator = np.random.default_rng(0)
-    made_up = pd.DataFrame(generator.standard_normal((12, len(figures))), columns=figures)
-    made_up = made_up.assign(country=list("abcdefghijkl"), statistic=made_up["log loss"])
-    table = alarm_table(made_up).set_index(["statistic", "error"])
-    assert table.loc[("statistic", "log loss"), "value"] == pytest.approx(1.0)
-    assert table.loc[("statistic", "log loss"), "p"] < 1e-6
 
 
 def test_a_run_beside_draws_is_counted_in_their_standard_deviations(federations, split) -> None:
