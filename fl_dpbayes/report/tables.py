@@ -18,7 +18,12 @@ from fl_dpbayes.report.page_tables import (
 )
 from fl_dpbayes.report.summary import Summary
 from fl_dpbayes.report.terminal_table import printed_table
-from fl_dpbayes.report.verdicts import NARROW_COLUMNS, hospital_verdicts
+from fl_dpbayes.report.verdicts import (
+    NARROW_COLUMNS,
+    hospital_verdicts,
+    most_telling,
+    verdict_counts,
+)
 from fl_dpbayes.report.wording import (
     NOISED_NOTE,
     VERDICT_NOTE,
@@ -48,12 +53,19 @@ def verdict_table(run: Summary, width: int = WIDTH) -> Table | None:
     hospitals = hospital_verdicts(run)
     if not hospitals:
         return None
+    shown = most_telling(hospitals)
+    caption = f"Of 100 patients: so many with {event(run)!r}. {VERDICT_NOTE}"
+    if len(shown) < len(hospitals):
+        caption = (
+            f"{verdict_counts(hospitals)} Shown are the {len(shown)} that are certainly or "
+            f"farthest off, the others on the page. {caption}"
+        )
     return printed_table(
         title="What was seen at each hospital, those that took no part first",
-        content=table_of(NARROW_COLUMNS, hospitals),
+        content=table_of(NARROW_COLUMNS, shown),
         width=width,
         with_quiet=("AUROC",),
-        caption=f"Of 100 patients: so many with {event(run)!r}. {VERDICT_NOTE}",
+        caption=caption,
     )
 
 

@@ -28,8 +28,9 @@ SIGNS: dict[Verdict, str] = {
 # What the style of a page calls the colour of a cell that begins with a sign.
 TONES = {"✗": "bad", "▲": "warn", "✓": "good", "?": "open"}
 two_places = partial(decimal, places=2)
-# More hospitals are folded, but for those whose risks are the farthest off.
+# More hospitals are folded, but for those that are certainly off, and then the farthest off.
 MOST_UNFOLDED = 12
+CERTAINLY_OFF: tuple[Verdict, ...] = ("does not fit", "recalibrate first")
 ROLES = {"held_out": "took no part", "shifted": "changed records", "train": "trained"}
 
 
@@ -53,7 +54,7 @@ class Verdicts:
     """What was seen at a run's hospitals.
 
     Attributes:
-        sentence: How many of each word, and by which predictor.
+        sentence: How many of each word.
         shown: The hospitals that stand unfolded.
         folded: The others.
     """
@@ -64,15 +65,32 @@ class Verdicts:
 
 
 def hospital_verdicts(run: Summary) -> list[HospitalVerdict]:
-    """Return a verdict for each hospital with two classes, those that took no part first."""
+    """Return a verdict for each hospital with two classes.
+
+    Those that took no part come first, of them those that are certainly off, then the farthest off.
+    """
     predictor = headline_predictor(run)
-    verdicts = []
+    hospitals = []
     for row in run.calibration:
         word = verdict(row)
         if not row.over and row.predictor == predictor and word is not None:
-            verdicts.append(HospitalVerdict(row=row, word=word))
+            hospitals.append(HospitalVerdict(row=row, word=word))
     order = list(ROLES)
-    return sorted(verdicts, key=lambda hospital: (order.index(hospital.row.role), -hospital.gap))
+    return sorted(
+        hospitals, key=lambda hospital: (order.index(hospital.row.role), *_interest(hospital))
+    )
+
+
+def most_telling(hospitals: Sequence[HospitalVerdict]) -> list[HospitalVerdict]:
+    """Return those of many hospitals that are certainly off, then the farthest off, in order."""
+    if len(hospitals) <= MOST_UNFOLDED:
+        return list(hospitals)
+    names = {hospital.row.site for hospital in sorted(hospitals, key=_interest)[:MOST_UNFOLDED]}
+    return [hospital for hospital in hospitals if hospital.row.site in names]
+
+
+def _interest(hospital: HospitalVerdict) -> tuple[bool, float]:
+    return hospital.word not in CERTAINLY_OFF, -hospital.gap
 
 
 def verdicts(run: Summary) -> Verdicts | None:
@@ -80,16 +98,15 @@ def verdicts(run: Summary) -> Verdicts | None:
     hospitals = hospital_verdicts(run)
     if not hospitals:
         return None
-    shown = hospitals
-    if len(hospitals) > MOST_UNFOLDED:
-        farthest = sorted(hospitals, key=lambda hospital: -hospital.gap)[:MOST_UNFOLDED]
-        shown = [hospital for hospital in hospitals if hospital in farthest]
-    folded = [hospital for hospital in hospitals if hospital not in shown]
+    shown = most_telling(hospitals)
+    names = {hospital.row.site for hospital in shown}
     columns = verdict_columns(event(run))
     return Verdicts(
-        sentence=_sentence(hospitals),
+        sentence=verdict_counts(hospitals),
         shown=table_of(columns, shown),
-        folded=table_of(columns, folded),
+        folded=table_of(
+            columns, (hospital for hospital in hospitals if hospital.row.site not in names)
+        ),
     )
 
 
@@ -121,11 +138,11 @@ def _rates(row: CalibrationRecord) -> Cell:
 
 
 def _of_100(share: float) -> str:
-    """Write how many of 100 patients a share is; below 1 with one place."""
-    return points(share) if share < 0.01 else f"{100 * share:.0f}"
+    """Write how many of 100 patients a share is; between 0 and 1 with one place."""
+    return points(share) if 0 < share < 0.01 else f"{100 * share:.0f}"
 
 
-def _sentence(hospitals: Sequence[HospitalVerdict]) -> str:
+def verdict_counts(hospitals: Sequence[HospitalVerdict]) -> str:
     """Say how often each word was told where it matters most: at hospitals that did not train."""
     unseen = [hospital for hospital in hospitals if hospital.row.role != "train"]
     counted = Counter(hospital.word for hospital in unseen or hospitals)

@@ -71,15 +71,18 @@ def test_levels_of_hospitals_come_before_the_one_model(told):
     ]
 
 
-def test_above_twelve_hospitals_those_farthest_off_stand_open(told):
+def test_above_twelve_hospitals_those_certainly_or_farthest_off_stand_open(told):
     told["calibration"] += [
-        row(f"hospital-{number}", "held_out", "fits here", risk=0.2 + number / 100)
+        row(f"hospital-{number}", "held_out", "too few to tell", risk=0.3 + number / 100)
         for number in range(20)
     ]
     seen = verdicts(parse_summary(told))
     names = [line[0][0] for line in seen.shown.rows]
     assert len(names) == MOST_UNFOLDED
+    # Two of them are certain, whose risks are off by less than those of ten others.
+    assert {"b", "d"} < set(names)
     assert names[:2] == ["b", "hospital-19"]
+    assert "hospital-9" not in names
     assert len(seen.folded.rows) == 24 - MOST_UNFOLDED
 
 
@@ -110,6 +113,9 @@ def test_a_terminal_of_80_columns_shows_it_whole(told, shown):
         "200",
     ]
     assert "…" not in text
+    told["calibration"] += [row(f"h{number}", "held_out", "fits here") for number in range(20)]
+    text = " ".join(shown(verdict_table, told, 80).split())
+    assert "20 fits here, 1 too few to tell. Shown are the 12" in text
 
 
 def test_an_outcome_of_more_classes_has_no_such_table(summary):
