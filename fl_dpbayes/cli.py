@@ -244,7 +244,8 @@ def init(
 
     It is to be read and corrected before it is run.
     """
-    from fl_dpbayes.commands.init_scenario import DataChoices, days_by_column, propose_scenario
+    from fl_dpbayes.commands.init_scenario import propose_scenario
+    from fl_dpbayes.commands.scenario_draft import DataChoices, days_by_column
 
     choices = DataChoices(
         paths=data,

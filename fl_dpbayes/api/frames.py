@@ -13,14 +13,13 @@ from pandas.api.types import is_bool_dtype, is_numeric_dtype
 from torch.utils.data import DataLoader, Dataset
 
 from fl_dpbayes.api.labelled_records import LabelledData, Values, as_array, labelled_arrays
-from fl_dpbayes.commands.init_scenario import (
+from fl_dpbayes.commands.column_features import (
     MOST_CATEGORIES,
     ProposedFeatures,
     Scaling,
-    check_columns,
     proposed_features,
-    sorted_texts,
 )
+from fl_dpbayes.commands.own_table import check_columns, sorted_texts
 from fl_dpbayes.config import Arrays, Table, class_keys, counted, read_record
 from fl_dpbayes.data import magnitude_warnings
 from fl_dpbayes.data.sources.table import BadRowsError, column_texts, framed_records, site_names

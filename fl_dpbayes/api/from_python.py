@@ -16,7 +16,7 @@ from torch import nn
 from fl_dpbayes.api.finished_run import Run
 from fl_dpbayes.api.frames import SiteRecords
 from fl_dpbayes.api.keywords import check_keywords
-from fl_dpbayes.commands.init_scenario import (
+from fl_dpbayes.commands.scenario_draft import (
     LEAST_UNITS,
     proposed_clip_norm,
     proposed_delta,

@@ -1,9 +1,8 @@
 """Keywords of the face: what a misspelt one, or another library's name, should have been."""
 
-import difflib
 from collections.abc import Collection, Mapping
 
-from fl_dpbayes.config import PrivacyPlan, SamplerSettings, Training
+from fl_dpbayes.config import PrivacyPlan, SamplerSettings, Training, near_names
 from fl_dpbayes.errors import UserError
 
 # Names of Opacus, of torch's optimizers, of Flower's strategies before its Message API -> ours.
@@ -59,5 +58,5 @@ def _meant(key: str, allowed: Collection[str]) -> str:
     place = PLACES.get(ours, "")
     if place.partition("=")[0] in allowed:
         return f"write {place}; "
-    close = difflib.get_close_matches(key, allowed, n=1)
-    return f"did you mean {close[0]!r}? " if close else ""
+    near = near_names(key, allowed)
+    return f"did you mean {near[0]!r}? " if near else ""

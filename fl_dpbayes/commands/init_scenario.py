@@ -7,20 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fl_dpbayes.commands.column_decisions import aligned_lines
-from fl_dpbayes.commands.column_features import (
-    MOST_CATEGORIES,
-    ProposedFeatures,
-    Scaling,
-    proposed_features,
-)
 from fl_dpbayes.commands.own_images import IMAGE_LINES, describe_images
-from fl_dpbayes.commands.own_table import check_columns, describe_table, sorted_texts
+from fl_dpbayes.commands.own_table import describe_table
 from fl_dpbayes.commands.scenario_draft import (
-    LEAST_UNITS,
     DataChoices,
     DataDescription,
-    days_by_column,
-    proposed_clip_norm,
     proposed_delta,
     toml_value,
 )
@@ -28,24 +19,6 @@ from fl_dpbayes.config import load_scenario, site_name
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.files import write_atomically
 from fl_dpbayes.files.templates import templates
-
-# The Python face reads frames by the same rules, and takes them from here.
-__all__ = [
-    "LEAST_UNITS",
-    "MOST_CATEGORIES",
-    "DataChoices",
-    "Proposal",
-    "ProposedFeatures",
-    "Scaling",
-    "check_columns",
-    "days_by_column",
-    "propose_scenario",
-    "proposed_clip_norm",
-    "proposed_delta",
-    "proposed_features",
-    "sorted_texts",
-    "toml_value",
-]
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from rich.console import Console
 
-from fl_dpbayes.commands.init_scenario import toml_value
+from fl_dpbayes.commands.scenario_draft import toml_value
 from fl_dpbayes.config import (
     FileSource,
     Scenario,

@@ -57,7 +57,7 @@ def verdict_table(run: Summary, width: int = WIDTH) -> Table | None:
     caption = f"Of 100 patients: so many with {event(run)!r}. {VERDICT_NOTE}"
     if len(shown) < len(hospitals):
         caption = (
-            f"{verdict_counts(hospitals)} Shown are the {len(shown)} that are certainly or "
+            f"{verdict_counts(hospitals)} Shown are the {len(shown)} that are clearly or "
             f"farthest off, the others on the page. {caption}"
         )
     return printed_table(

@@ -28,9 +28,9 @@ SIGNS: dict[Verdict, str] = {
 # What the style of a page calls the colour of a cell that begins with a sign.
 TONES = {"✗": "bad", "▲": "warn", "✓": "good", "?": "open"}
 two_places = partial(decimal, places=2)
-# More hospitals are folded, but for those that are certainly off, and then the farthest off.
+# More hospitals are folded, but for those that are clearly off, and then the farthest off.
 MOST_UNFOLDED = 12
-CERTAINLY_OFF: tuple[Verdict, ...] = ("does not fit", "recalibrate first")
+CLEARLY_OFF: tuple[Verdict, ...] = ("does not fit", "recalibrate first")
 ROLES = {"held_out": "took no part", "shifted": "changed records", "train": "trained"}
 
 
@@ -67,7 +67,7 @@ class Verdicts:
 def hospital_verdicts(run: Summary) -> list[HospitalVerdict]:
     """Return a verdict for each hospital with two classes.
 
-    Those that took no part come first, of them those that are certainly off, then the farthest off.
+    Those that took no part come first, of them those that are clearly off, then the farthest off.
     """
     predictor = headline_predictor(run)
     hospitals = []
@@ -82,7 +82,7 @@ def hospital_verdicts(run: Summary) -> list[HospitalVerdict]:
 
 
 def most_telling(hospitals: Sequence[HospitalVerdict]) -> list[HospitalVerdict]:
-    """Return those of many hospitals that are certainly off, then the farthest off, in order."""
+    """Return those of many hospitals that are clearly off, then the farthest off, in order."""
     if len(hospitals) <= MOST_UNFOLDED:
         return list(hospitals)
     names = {hospital.row.site for hospital in sorted(hospitals, key=_interest)[:MOST_UNFOLDED]}
@@ -90,7 +90,7 @@ def most_telling(hospitals: Sequence[HospitalVerdict]) -> list[HospitalVerdict]:
 
 
 def _interest(hospital: HospitalVerdict) -> tuple[bool, float]:
-    return hospital.word not in CERTAINLY_OFF, -hospital.gap
+    return hospital.word not in CLEARLY_OFF, -hospital.gap
 
 
 def verdicts(run: Summary) -> Verdicts | None:

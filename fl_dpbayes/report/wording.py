@@ -28,8 +28,8 @@ VERDICT_NOTE = (
     "Fits here: the odds of the risks are off by less than a factor of 2, and patients are in a "
     "better order than by chance. Recalibrate first: the order is there, but the level or the "
     "spread of the risks is off. Does not fit: there is hardly any order (AUROC below 0.6). Too "
-    "few to tell: the patients seen so far leave it open. Each holds with 95% confidence, for "
-    "patients like those tested. This is no medical device."
+    "few to tell: the patients seen so far leave it open. Read off 95% intervals, for patients "
+    "like those tested. This is no medical device."
 )
 # A share of the budget: a site that spent more than this left nothing worth a note.
 MOST_OF_BUDGET = 0.98

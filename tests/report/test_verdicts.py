@@ -71,7 +71,7 @@ def test_levels_of_hospitals_come_before_the_one_model(told):
     ]
 
 
-def test_above_twelve_hospitals_those_certainly_or_farthest_off_stand_open(told):
+def test_above_twelve_hospitals_those_clearly_or_farthest_off_stand_open(told):
     told["calibration"] += [
         row(f"hospital-{number}", "held_out", "too few to tell", risk=0.3 + number / 100)
         for number in range(20)
