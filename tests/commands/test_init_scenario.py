@@ -9,7 +9,7 @@ import pandas
 import pytest
 from PIL import Image
 
-from fl_dpbayes.commands.init_scenario import proposed_features
+from fl_dpbayes.commands.column_features import proposed_features
 from fl_dpbayes.config.scenario import load_scenario
 from fl_dpbayes.config.site_file import read_site_file
 from fl_dpbayes.data.simulation import SITES_FOLDER, plan_sites, prepare_simulation
