@@ -44,6 +44,56 @@ def test_links_lead_somewhere_and_files_and_tests_that_pages_name_exist(path: Pa
         assert (ROOT / name).is_file(), name
 
 
+LONGEST_SENTENCE = 35
+
+
+def sentences(page: str) -> list[str]:
+    """Return a page's prose: no code, formulas, tables, headings or places of links."""
+    page = re.sub(r"^( *)```.*?^\1```", "\n", page, flags=re.DOTALL | re.MULTILINE)
+    page = re.sub(r"^ *(?:\||#+ |<!--).*$", "\n", page, flags=re.MULTILINE)
+    page = re.sub(r"(?<=\n\n) {4,}(?![-*] |\d+\. ).*?(?=\n\n|\Z)", "", page, flags=re.DOTALL)
+    page = re.sub(r"!?\[((?:[^][]|\[[^]]*\])*)\]\([^)\s]*\)", r"\1", page)
+    page = re.sub(r"`[^`]*`|\$[^$]*\$", "code", page)
+    paragraphs = re.split(r"\n\s*\n|^ *>? *(?:[-*+]|\d+\.) ", page, flags=re.MULTILINE)
+    return [
+        sentence
+        for paragraph in paragraphs
+        for sentence in re.split(r"(?<=[.!?])[)*\"\u201d]*\s+", " ".join(paragraph.split()))
+    ]
+
+
+def long_sentences(page: str) -> list[str]:
+    return [
+        sentence
+        for sentence in sentences(page)
+        if len(re.findall(r"\S*\w\S*", sentence)) > LONGEST_SENTENCE
+    ]
+
+
+@pytest.mark.parametrize("path", WRITTEN, ids=lambda path: path.name)
+def test_no_sentence_is_longer_than_a_reader_can_hold(path: Path) -> None:
+    assert not long_sentences(WRITTEN[path])
+
+
+def test_a_long_sentence_is_seen_in_text_and_lists_and_not_in_code_tables_or_links() -> None:
+    words = " ".join(["word"] * LONGEST_SENTENCE)
+    for page in (
+        f"# Title\n\n| a | table |\n|---|---|\n\nShort. A {words}.",
+        f"```\ncode\n```\n- one\n- A {words}.",
+        f"> 1. A\n>    {words}.",
+    ):
+        assert len(long_sentences(page)) == 1, page
+    for page in (
+        f"{words}. {words}.",
+        f"```\na {words}\n```",
+        f"| a {words} |",
+        f"Text:\n\n    a = {words}\n\nmore",
+        f"- {words}\n- {words}",
+        f"[{words}](a-page.md#and-a-place)",
+    ):
+        assert not long_sentences(page), page
+
+
 @pytest.mark.parametrize(
     ("script", "page"),
     [
