@@ -252,7 +252,9 @@ def on_a_gpu(results: Mapping[str, Any]) -> pd.DataFrame:
 
 
 def machines(results: Mapping[str, Any]) -> Iterator[str]:
-    """Return on which machine and when each file was measured."""
+    """Return the table of the machine on which, and when, each file was measured."""
+    yield "| file | machine | when | load |"
+    yield "|---|---|---|---|"
     for name, content in results.items():
         when = sorted(record["measured"] for record in content["rows"].values())
         load = [record["load before"] for record in content["rows"].values()]
@@ -261,10 +263,7 @@ def machines(results: Mapping[str, Any]) -> Iterator[str]:
             machine += " (taken by libraries for a processor of AMD; emulated)"
         if not when:
             continue
-        yield (
-            f"- `{name}.json`: {machine}; {when[0]} to {when[-1]}, load {min(load):.1f} to "
-            f"{max(load):.1f}."
-        )
+        yield f"| `{name}.json` | {machine} | {when[0]} to {when[-1]} | {min(load):.1f} to {max(load):.1f} |"
 
 
 def figure() -> Figure:
