@@ -263,7 +263,8 @@ def machines(results: Mapping[str, Any]) -> Iterator[str]:
             machine += " (taken by libraries for a processor of AMD; emulated)"
         if not when:
             continue
-        yield f"| `{name}.json` | {machine} | {when[0]} to {when[-1]} | {min(load):.1f} to {max(load):.1f} |"
+        dates, loads = f"{when[0]} to {when[-1]}", f"{min(load):.1f} to {max(load):.1f}"
+        yield f"| `{name}.json` | {machine} | {dates} | {loads} |"
 
 
 def figure() -> Figure:
