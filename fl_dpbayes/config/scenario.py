@@ -78,12 +78,12 @@ class Evaluation(Config):
 class Resources(Config):
     """What a site's process may use, how long a round may last, and how many sites it takes.
 
-    `min_sites`: the run stops after a round in which fewer training sites gave a usable reply
-    (default: more than half of those that have steps left, so that no site that outlasts the others
-    decides alone). `silent_rounds`: a site that let so many rounds in a row pass without a reply is
-    asked no more, since each costs the others `round_timeout`. `start_nodes`: how many nodes must
-    be connected to start (default: one per site); others may join before any later round.
-    `nodes_may_change`: a site that is gone may come back on another node that shows the same card;
+    `min_sites`: the run stops after a round in which fewer training sites gave a usable reply. By
+    default that is more than half of those that have steps left, so that no site that outlasts the
+    others decides alone. `silent_rounds`: a site that let so many rounds in a row pass without a
+    reply is asked no more, since each costs the others `round_timeout`. `start_nodes`: how many
+    nodes must be connected to start (default: one per site); others may join before any later
+    round. `nodes_may_change`: a site that is gone may come back on another node that shows the same card;
     a card is no proof of who shows it, so allow it only where every node is authenticated. A
     fraction in `gpus_per_site` is the share of a GPU's memory that a site's process takes at most.
     `ray_address`: of a Ray cluster, as `127.0.0.1:6379` on the machine of `ray start --head

@@ -64,8 +64,8 @@ class LedgerSettings(Config):
     `witness` is the ledger's second place, a small file that knows its last entry: in another
     folder, best on another disk that no backup puts back together with the ledger. Both are made
     once, by `fl-dpbayes site ledger create`. `planned_runs`: how many runs of the first plan the
-    cohort is declared for, for good: together they are accounted as one plan, which costs less than
-    one after the other; another plan then runs only step by step in their place. `durability`:
+    cohort is declared for, for good. Together they are accounted as one plan, which costs less than
+    one after the other. Another plan then runs only step by step in their place. `durability`:
     `full` survives a power cut, and keeps replies should the server's disk fail; `normal`, of
     simulations, survives the death of a process, and keeps a training reply until the server asks
     for more.
@@ -162,8 +162,8 @@ class SiteFile(Config):
     """Everything that makes a site. Paths are relative to the file's own folder.
 
     `units` is n, the number of privacy units in the training part (at a held-out or shifted site:
-    in all of it): a public constant that the site declares, never counted from its data when a
-    message comes. `insecure_seed` makes noise and sampling repeatable, for simulation and tests
+    in all of it). It is a public constant that the site declares, never counted from its data when
+    a message comes. `insecure_seed` makes noise and sampling repeatable, for simulation and tests
     only; what is released is then not private, and says so. `cache_folder` holds features of
     records, as confidential as these; `backbone_folder` holds the weight files that a request may
     name by their SHA-256. `trace_folder`, where given, gets a table `<run>-<round>.csv` of each

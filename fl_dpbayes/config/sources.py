@@ -266,8 +266,8 @@ class Table(FileSource):
     (2020-12-31 or 31.12.2020), each with its day 0: the value is the number of days since then.
     `class_names`: the labels as the table writes them, in the order of the classes; else labels are
     the numbers 0 to classes - 1. `site_column` names the hospital, for a natural partition ("file",
-    of several files, is each one's name); `unit_column` the privacy unit, for example the patient;
-    `group_columns` attributes such as sex, by whose values calibration is measured too.
+    of several files, is each one's name). `unit_column` names the privacy unit, for example the
+    patient, `group_columns` attributes such as sex, by whose values calibration is measured too.
     """
 
     kind: Literal["table"] = "table"
