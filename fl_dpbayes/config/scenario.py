@@ -83,8 +83,8 @@ class Resources(Config):
     others decides alone. `silent_rounds`: a site that let so many rounds in a row pass without a
     reply is asked no more, since each costs the others `round_timeout`. `start_nodes`: how many
     nodes must be connected to start (default: one per site); others may join before any later
-    round. `nodes_may_change`: a site that is gone may come back on another node that shows the same card;
-    a card is no proof of who shows it, so allow it only where every node is authenticated. A
+    round. `nodes_may_change`: a site that is gone may come back on another node that shows the same
+    card; a card is no proof of who shows it, so allow it only where every node is authenticated. A
     fraction in `gpus_per_site` is the share of a GPU's memory that a site's process takes at most.
     `ray_address`: of a Ray cluster, as `127.0.0.1:6379` on the machine of `ray start --head
     --port=6379`, which others join by `ray start --address=HOST:6379`; all have package and data,
