@@ -1,7 +1,7 @@
 """An attack by canaries: records that each have one input of their own and are put in by a coin.
 
-How well the released chain betrays the canaries bounds epsilon from below. docs/audit.md says what
-the attacker sees and why canaries do not touch each other.
+How well the released chain betrays the canaries bounds epsilon from below. docs/proofs/audit.md
+says what the attacker sees and why canaries do not touch each other.
 """
 
 import math

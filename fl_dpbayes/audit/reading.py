@@ -1,7 +1,7 @@
 """The noisy sums that an attacker reads off what a site releases of its training.
 
 A step is affine in its gradient, so two states that follow each other give the sum between them,
-and the last state of a stretch gives the weighted mean of its sums (docs/audit.md).
+and the last state of a stretch gives the weighted mean of its sums (docs/proofs/audit.md).
 """
 
 from collections.abc import Mapping, Sequence

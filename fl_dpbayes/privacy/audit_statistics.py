@@ -2,7 +2,7 @@
 
 Each test gives a probability that holds for a sound site, and says which fault it would miss. All
 are exact or conservative for Gaussian noise; what counts of joining units add is matched by mean
-and variance. docs/audit.md has the derivations.
+and variance. docs/proofs/audit.md has the derivations.
 """
 
 import math

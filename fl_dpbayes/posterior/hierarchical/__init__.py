@@ -1,1 +1,1 @@
-"""A posterior over hospitals, from what a `fald` run releases anyway; see docs/hierarchical.md."""
+"""A posterior over hospitals, from what a `fald` run releases anyway; see docs/proofs/levels.md."""
