@@ -1,5 +1,6 @@
 """What README and docs show exists, runs and is up to date."""
 
+import csv
 import importlib
 import json
 import re
@@ -92,6 +93,29 @@ def test_a_long_sentence_is_seen_in_text_and_lists_and_not_in_code_tables_or_lin
         f"[{words}](a-page.md#and-a-place)",
     ):
         assert not long_sentences(page), page
+
+
+def test_the_decision_page_quotes_what_was_measured() -> None:
+    page = " ".join(PAGES[ROOT / "docs" / "decision.md"].split())
+    with (ROOT / "docs" / "results" / "verdicts" / "verdicts.csv").open(encoding="utf-8") as file:
+        rows = {(row["truth"], row["patients"]): row for row in csv.DictReader(file)}
+
+    def share(truth: str, patients: str, word: str) -> str:
+        return f"{100 * float(rows[truth, patients][word]):.0f} of 100"
+
+    fits = [share("calibrated", patients, "fits here") for patients in ("200", "50")]
+    assert f"({fits[0]} simulated hospitals; with 50 patients {fits[1]})" in page
+    low, high = "odds 3 times too low", "odds 3 times too high"
+    assert f"50 patients ({share(low, '50', 'recalibrate first')})" in page
+    assert f"200 ({share(high, '200', 'recalibrate first')})" in page
+    stroke = PAGES[ROOT / "docs" / "results" / "stroke" / "README.md"]
+    for source, percents, said in (
+        ("all, at home", "41 62 82 92", "50 patients closed .82"),
+        ("one sum at epsilon 1", "10 29 68 84", ".68 with 50 patients and .10 with ten"),
+    ):
+        row = rf"hospitals, known: nothing \| {source} \| " + r"\D+\| ".join(percents.split())
+        assert re.search(row.replace(r"\D+\|", r" \[[^|]*\|"), stroke), source
+        assert said in page
 
 
 @pytest.mark.parametrize(
