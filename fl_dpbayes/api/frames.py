@@ -17,11 +17,15 @@ from fl_dpbayes.commands.column_features import (
     MOST_CATEGORIES,
     ProposedFeatures,
     Scaling,
+    check_any_feature,
+    group_rare_values,
     proposed_features,
 )
+from fl_dpbayes.commands.event import Event, as_keyword, event_among
 from fl_dpbayes.commands.own_table import check_columns, sorted_texts
-from fl_dpbayes.config import Arrays, Table, class_keys, counted, read_record
+from fl_dpbayes.config import Arrays, Table, class_keys, column_hint, counted, read_record
 from fl_dpbayes.data import magnitude_warnings
+from fl_dpbayes.data.shared_units import SharedUnits, shared_units
 from fl_dpbayes.data.sources.table import BadRowsError, column_texts, framed_records, site_names
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.report import sentence
@@ -43,6 +47,8 @@ class SiteRecords:
         sizes: Site -> number of privacy units.
         names: What the records call a site -> its name in the run.
         left_out: Column -> why it is no feature.
+        event: The event of two classes, of which risks are.
+        shared: The privacy units that stand at several sites.
     """
 
     source: Table | Arrays
@@ -50,14 +56,18 @@ class SiteRecords:
     sizes: dict[str, int]
     names: dict[str, str]
     left_out: dict[str, str]
+    event: Event | None
+    shared: SharedUnits | None
 
     def __repr__(self) -> str:
         sizes = ", ".join(f"{name} ({size})" for name, size in self.sizes.items())
         shape = " x ".join(map(str, self.source.task.input_shape))
-        left_out = "".join(f"; left out: {name}, {why}" for name, why in self.left_out.items())
+        event = "" if self.event is None else f"\n{self.event.sentence}"
+        left_out = "".join(f"\nleft out: {name}, {why}" for name, why in self.left_out.items())
+        shared = "" if self.shared is None else f"\n{self.shared.fact}: {self.shared.loss}"
         return (
             f"{counted(len(self.sizes), 'site')} by {self.source.unit}s: {sizes}; {shape} "
-            f"features{left_out}"
+            f"features{event}{shared}{left_out}"
         )
 
     def write(self, folder: Path) -> Path:
@@ -80,6 +90,7 @@ def sites_from_frame(
     features: Sequence[str] | None = None,
     centers: Constants | None = None,
     scales: Constants | None = None,
+    event: str | int | None = None,
 ) -> SiteRecords:
     """Read a DataFrame as the records of several sites.
 
@@ -89,20 +100,23 @@ def sites_from_frame(
     Args:
         frame: One row per record.
         site: The column that names each record's site.
-        label: The column of classes: numbers from 0, or words, in alphabetical order or that of a
-            Categorical; their names are declared public.
+        label: The column of classes: numbers from 0, or words; their names are declared public. Of
+            two words the rarer is the event and the second class; numbers and a Categorical keep
+            their order, and more words have that of the alphabet.
         unit: The column of privacy units, such as the patient; without it each row is one.
         features: What to predict from. Without them all other columns are used, and centers, scales
             and constants for missing values are proposed from the records: a simulation's page says
             so, a hospital would refuse them.
         centers: Public constants, by column or in the order of `features`; 0 where not given.
         scales: The same, above 0; 1 where not given.
+        event: Which of two classes is the event, so that risks are of it, if another one.
 
     Returns:
         The records by site.
 
     Raises:
-        UserError: If a column is absent, has gaps, or values that are no feature, class or name.
+        UserError: If a column is absent, has gaps, or values that are no feature, class or name; or
+            if two words are equally frequent.
 
     Example:
         >>> import pandas
@@ -113,6 +127,7 @@ def sites_from_frame(
         ...     frame, site="hospital", label="sick", features=["age"], centers=[60], scales=[10]
         ... )
         2 sites by records: north (30), south (30); 1 features
+        event: 1, 50.0% of 60 rows (the last in order; the other class:  event='0')
     """
     columns = {"label": label, "site": site}
     if unit is not None:
@@ -120,11 +135,12 @@ def sites_from_frame(
     _check_frame(frame, columns, features)
     if features is None:
         candidates = frame.drop(columns=list(columns.values()))
-        chosen = proposed_features(candidates)
+        chosen = _proposed_features(candidates)
     else:
         candidates = frame[list(dict.fromkeys(features))]
         chosen = _chosen_features(candidates)
-    label_keys = class_keys(_labels(frame[label]), f"label {label!r}")
+    classes = _classes(frame[label], event)
+    label_keys = class_keys(classes.names, f"label {label!r}")
     table = _plain_table(frame, list(columns.values()), candidates, chosen)
     proposed_centers = {name: scaling.center for name, scaling in chosen.numbers.items()}
     proposed_scales = {name: scaling.scale for name, scaling in chosen.numbers.items()}
@@ -139,7 +155,10 @@ def sites_from_frame(
         "missing": chosen.missing,
         "centers": _constants(centers, "centers", features or (), proposed_centers),
         "scales": _constants(scales, "scales", features or (), proposed_scales),
-        "categories": {name: sorted(set(table[name])) for name in chosen.categories},
+        "categories": {
+            name: values or sorted(set(table[name])) for name, values in chosen.categories.items()
+        },
+        "others": chosen.others,
         "constants": "public" if is_public else "from_records",
     }
     source = _without_false_public(read_record(Table, content, "the frame"), table)
@@ -153,12 +172,15 @@ def sites_from_frame(
     for warning in magnitude_warnings(records, source):
         warnings.warn(sentence(warning), stacklevel=2)
     assert records.natural_site is not None
+    shared = None if unit is None else shared_units(frame[unit], frame[site])
     return SiteRecords(
         source=source,
         records=table,
         sizes=_sizes(records.natural_site, records.units),
         names=site_names(table[site].to_numpy(dtype=np.str_), f"site {site!r}: the column"),
         left_out=chosen.left_out,
+        event=classes.event,
+        shared=shared,
     )
 
 
@@ -168,40 +190,48 @@ def sites_from_arrays(
     sites: npt.ArrayLike,
     *,
     units: npt.ArrayLike | None = None,
+    event: str | int | None = None,
 ) -> SiteRecords:
     """Read arrays, such as images, as the records of several sites.
 
     Args:
         features: N records, (N, *shape), numbers; whole numbers of one byte are grey levels, which
             become 0 to 1.
-        labels: Numbers from 0, or words, which are classes in alphabetical order, (N,).
+        labels: Numbers from 0, or words, in the order that `sites_from_frame` gives them, (N,).
         sites: The name of each record's site, (N,).
         units: Each record's privacy unit, such as the patient, (N,); None: each record is one.
+        event: As of `sites_from_frame`.
 
     Returns:
         The records by site.
 
     Raises:
-        UserError: If lengths differ, or a value is missing, or no number, class or name.
+        UserError: If lengths differ, or a value is missing, or no number, class or name; or as of
+            `sites_from_frame`.
 
     Example:
-        >>> sites_from_arrays([[0.1], [0.9]] * 30, ["well", "sick"] * 30, ["north", "south"] * 30)
+        >>> sites_from_arrays(
+        ...     [[0.1], [0.5], [0.9]] * 20, ["well", "well", "sick"] * 20, ["north", "south"] * 30
+        ... )
         2 sites by records: north (30), south (30); 1 features
+        event: sick, 33.3% of 60 rows (the rarer of the two; the other class:  event='well')
     """
     values = _feature_array(features)
     label_texts = _texts_of_array("labels", labels, len(values))
     site_texts = _texts_of_array("sites", sites, len(values))
     unit_texts = None if units is None else _texts_of_array("units", units, len(values))
-    label_names = _labels(pandas.Series(label_texts))
-    label_keys = class_keys(label_names, "labels")
+    classes = _classes(pandas.Series(as_array(labels), name="labels"), event)
+    label_keys = class_keys(classes.names, "labels")
     names = site_names(site_texts, "sites")
     arrays = {
         "features": values if values.dtype == np.uint8 else values.astype(np.float32),
-        "labels": pandas.Index(label_names).get_indexer(label_texts),
+        "labels": pandas.Index(classes.names).get_indexer(label_texts),
         "sites": np.array([names[str(name)] for name in site_texts]),
     }
+    shared = None
     if unit_texts is not None:
         arrays["units"] = unit_texts
+        shared = shared_units(pandas.Series(unit_texts, name="units"), pandas.Series(site_texts))
     content = {
         "path": IN_MEMORY,
         "input_shape": values.shape[1:],
@@ -213,6 +243,8 @@ def sites_from_arrays(
         sizes=_sizes(arrays["sites"], arrays.get("units", np.arange(len(values)))),
         names=names,
         left_out={},
+        event=classes.event,
+        shared=shared,
     )
 
 
@@ -220,6 +252,7 @@ def sites_from_datasets(
     datasets: Mapping[str, LabelledData],
     *,
     units: Mapping[str, npt.ArrayLike] | None = None,
+    event: str | int | None = None,
 ) -> SiteRecords:
     """Read torch's data sets as the records of several sites, one for each.
 
@@ -230,18 +263,21 @@ def sites_from_datasets(
             tensors, (N, *shape) and (N,).
         units: Site -> each record's privacy unit, such as the patient, (N,); None: each record of
             all sites is one.
+        event: As of `sites_from_frame`.
 
     Returns:
         The records by site.
 
     Raises:
-        UserError: If a site's records are no such thing, or differ in shape from another's.
+        UserError: If a site's records are no such thing, or differ in shape from another's; or as
+            of `sites_from_arrays`.
 
     Example:
         >>> sites_from_datasets(
         ...     {"north": ([[0.1]] * 30, [0, 1] * 15), "south": ([[0.9]] * 30, [0, 1] * 15)}
         ... )
         2 sites by records: north (30), south (30); 1 features
+        event: 1, 50.0% of 60 rows (the last in order; the other class:  event='0')
     """
     if not isinstance(datasets, Mapping) or not datasets:
         raise UserError(
@@ -264,6 +300,7 @@ def sites_from_datasets(
         np.concatenate([site_records.labels for site_records in records.values()]),
         np.repeat(list(records), sizes),
         units=None if units is None else np.concatenate([units[site] for site in records]),
+        event=event,
     )
 
 
@@ -284,8 +321,8 @@ def _check_frame(
     absent = [name for name in features or () if name not in frame.columns]
     if absent:
         raise UserError(
-            f"features has {absent[0]!r}: the frame's columns are "
-            f"{', '.join(map(str, frame.columns))}"
+            f"features has {absent[0]!r}: the frame has no such column: "
+            f"{column_hint(absent[0], frame.columns)}"
         )
     used_twice = set(features or ()) & set(columns.values())
     if used_twice:
@@ -356,17 +393,48 @@ def _texts_of_array(name: str, array: Values, records: int) -> npt.NDArray:
     return column_texts(_plain(column))
 
 
-def _labels(column: pandas.Series) -> list[str]:
-    """Return what its labels are, in alphabetical order or that of a Categorical."""
-    labels = sorted_texts(_plain(column))
+@dataclass(frozen=True)
+class _Classes:
+    """What labels are.
+
+    Attributes:
+        names: The classes in order, the event last.
+        event: The event, where there are two.
+    """
+
+    names: list[str]
+    event: Event | None
+
+
+def _classes(column: pandas.Series, chosen: str | int | None) -> _Classes:
+    """Put labels in order: the given one, else the alphabet's with the event last."""
+    plain = _plain(column)
+    names = sorted_texts(plain)
+    order: list[str] = []
     if isinstance(column.dtype, pandas.CategoricalDtype):
-        labels = [name for name in map(str, column.cat.categories) if name in labels]
-    return labels
+        order = [name for name in map(str, column.cat.categories) if name in names]
+    elif is_numeric_dtype(plain):
+        order = names
+    event = event_among(
+        plain,
+        chosen=None if chosen is None else str(_plain(pandas.Series([chosen]))[0]),
+        order=order,
+        written=as_keyword,
+    )
+    return _Classes(names=order or names if event is None else event.class_names, event=event)
 
 
 def _plain(column: pandas.Series) -> pandas.Series:
     # True and False are the numbers 1 and 0.
     return column.astype("Int64") if is_bool_dtype(column) else column
+
+
+def _proposed_features(table: pandas.DataFrame) -> ProposedFeatures:
+    """Propose features as `init` does of a table that was read."""
+    features = proposed_features(table)
+    group_rare_values(features, table[features.many_words])
+    check_any_feature(features)
+    return features
 
 
 def _chosen_features(table: pandas.DataFrame) -> ProposedFeatures:
@@ -432,9 +500,8 @@ def _constants(
     by_column = dict(constants)
     unknown = by_column.keys() - proposed
     if unknown:
-        raise UserError(
-            f"{key} names {min(unknown)!r}, no numeric feature: choose among {', '.join(proposed)}"
-        )
+        name = min(unknown)
+        raise UserError(f"{key} names {name!r}, no numeric feature: {column_hint(name, proposed)}")
     return list((proposed | by_column).values())
 
 

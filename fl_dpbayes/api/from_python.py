@@ -216,7 +216,7 @@ def _scenario_content(data: SiteRecords | str | Path, parts: Parts) -> dict[str,
 
 
 def _content_of_records(data: SiteRecords) -> dict[str, Any]:
-    left_empty = dict.fromkeys(("file", "source", "sites", "unit"), "")
+    left_empty = dict.fromkeys(("file", "data", "source", "sites", "unit"), "")
     text = templates("init")["scenario.toml"].format(
         **left_empty,
         name='"own"',

@@ -16,6 +16,8 @@ LEAST_SHARE = 0.02
 # and in so many rows.
 LEAST_ROWS = 5
 OTHER = "other"
+# Of so many columns it is said why none of them is a feature.
+MOST_REASONS = 5
 # Up to this share of values that are no date, a column of text holds dates.
 MOST_NO_DATES = 0.1
 # From this share of values that are numbers, a column of text is one of numbers with faults.
@@ -70,6 +72,11 @@ class ProposedFeatures:
         return {name: left_out.reason for name, left_out in self.unusable.items()}
 
     @property
+    def many_words(self) -> list[str]:
+        """The columns of too many words, of which `group_rare_values` may make features."""
+        return [name for name, why in self.unusable.items() if why.kind == "many words"]
+
+    @property
     def inputs(self) -> int:
         """How many features a record has."""
         values = sum(map(len, self.categories.values()))
@@ -88,8 +95,6 @@ def proposed_features(
     Returns:
         Numbers with a round center and scale, words of few values, and useless columns.
 
-    Raises:
-        UserError: If no column is a feature.
     """
     features = ProposedFeatures()
     for name, given_column in table.items():
@@ -103,10 +108,6 @@ def proposed_features(
                 features.missing[name] = features.numbers[name].center
         else:
             features.categories[name] = []
-    if not features.numbers and not features.categories:
-        raise UserError(
-            "no column is left to be a feature: give a table with numbers or words of few values"
-        )
     return features
 
 
@@ -128,6 +129,19 @@ def group_rare_values(features: ProposedFeatures, words: pandas.DataFrame) -> No
         features.categories[name] = [*named, MISSING] if has_gaps else named
         features.others[name] = OTHER
         del features.unusable[name]
+
+
+def check_any_feature(features: ProposedFeatures) -> None:
+    """Check that a table has something to predict from.
+
+    Raises:
+        UserError: If no column is a feature; the text says why each of the first is none.
+    """
+    if features.numbers or features.categories:
+        return
+    reasons = [f"{name!r}: {why}" for name, why in features.left_out.items()]
+    listed = "; ".join(reasons[:MOST_REASONS]) or "there is no other column"
+    raise UserError(f"no column is left to be a feature: {listed}")
 
 
 def as_numbers(table: pandas.DataFrame) -> pandas.DataFrame:

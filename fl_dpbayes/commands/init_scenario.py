@@ -89,6 +89,7 @@ def _filled_template(description: DataDescription, out: Path) -> str:
         clip_norm=description.clip_norm,
         name=json.dumps(site_name(out.stem) or "own"),
         description=toml_value(f"{description.label} at {len(description.sites)} hospitals"),
+        data="".join(f"{line}\n" for line in description.data_lines),
         source="\n".join(description.source_lines),
         unit=description.unit,
         delta=proposed_delta(max(site.units for site in description.sites)),

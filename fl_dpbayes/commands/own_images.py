@@ -4,15 +4,16 @@ import numpy as np
 import pandas
 from pydantic import ValidationError
 
-from fl_dpbayes.commands.privacy_units import SHARED_UNITS_LINE, shared_units
 from fl_dpbayes.commands.scenario_draft import (
+    ALLOW_SHARED_UNITS,
+    SHARED_UNITS_LINES,
     DataChoices,
     DataDescription,
-    check_shared_units,
     proposed_sites,
     toml_value,
 )
 from fl_dpbayes.config import ImageFolder, explain
+from fl_dpbayes.data.shared_units import check_shared_units, shared_units
 from fl_dpbayes.data.sources.images import IMAGE_SUFFIXES, found_names, image_name
 from fl_dpbayes.data.sources.table import site_names
 from fl_dpbayes.errors import UserError
@@ -66,7 +67,7 @@ def describe_images(choices: DataChoices) -> DataDescription:
         units = [image_name(source, path) for path in paths]
     table = pandas.DataFrame({"site": found_names(source, paths, "site_pattern"), "unit": units})
     shared = shared_units(table["unit"].rename(f"--patient {unit}"), table["site"])
-    check_shared_units(shared, choices)
+    check_shared_units(shared, are_allowed=choices.allow_shared_units, allow=ALLOW_SHARED_UNITS)
     sizes = table.drop_duplicates()["site"].value_counts()
     names = site_names(table["site"].to_numpy(dtype=np.str_), f"--site {site}: the pattern")
     unit_line = (
@@ -80,8 +81,6 @@ def describe_images(choices: DataChoices) -> DataDescription:
         f"site_pattern = {toml_value(site)}",
         unit_line,
     ]
-    if shared is not None:
-        source_lines.append(SHARED_UNITS_LINE)
     labels = source.names_of_classes
     return DataDescription(
         paths=[folder],
@@ -90,5 +89,6 @@ def describe_images(choices: DataChoices) -> DataDescription:
         unit=source.unit,
         label=" or ".join(labels),
         clip_norm=IMAGE_CLIP_NORM,
+        data_lines=() if shared is None else SHARED_UNITS_LINES,
         summary=f"{len(paths)} images of {source.task.outcome.description}",
     )

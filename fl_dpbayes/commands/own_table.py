@@ -16,26 +16,24 @@ from fl_dpbayes.commands.column_features import (
     LeftOut,
     ProposedFeatures,
     as_numbers,
+    check_any_feature,
     group_rare_values,
     proposed_features,
 )
 from fl_dpbayes.commands.event import Event, event_among
-from fl_dpbayes.commands.privacy_units import (
-    SHARED_UNITS_LINE,
-    guessed_unit,
-    is_patient_column,
-    shared_units,
-)
+from fl_dpbayes.commands.privacy_units import guessed_unit, is_patient_column
 from fl_dpbayes.commands.scenario_draft import (
+    ALLOW_SHARED_UNITS,
     LEAST_UNITS,
+    SHARED_UNITS_LINES,
     DataChoices,
     DataDescription,
-    check_shared_units,
     proposed_clip_norm,
     proposed_sites,
     toml_value,
 )
 from fl_dpbayes.config import class_keys, column_hint, counted
+from fl_dpbayes.data.shared_units import check_shared_units, shared_units
 from fl_dpbayes.data.sources.table import (
     DATE_FORMS,
     MISSING,
@@ -59,12 +57,14 @@ class _Units:
     """Whose privacy is counted.
 
     Attributes:
-        lines: What the scenario says of it.
+        line: What the scenario's source says of it.
         decisions: What is told of it.
+        data_lines: What the scenario says of units at several sites.
     """
 
-    lines: list[str]
+    line: str
     decisions: list[ColumnDecision]
+    data_lines: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def describe_table(choices: DataChoices) -> DataDescription:
     label = table.label
     labels = table.rows[label]
     units = _about_units(table, choices)
-    event = event_among(labels, choices.event)
+    event = event_among(labels, chosen=choices.event)
     class_names = sorted_texts(labels) if event is None else event.class_names
     label_keys = class_keys(class_names, f"--label {label}")
     features = _features_of(table.candidates, table.data, choices.days_since)
@@ -133,13 +133,14 @@ def describe_table(choices: DataChoices) -> DataDescription:
         source_lines=[
             *_label_lines(label_keys, label, event),
             f"site_column = {toml_value(table.site)}",
-            *units.lines,
+            units.line,
             *_feature_lines(features, choices.days_since),
         ],
         unit=table.unit or "record",
         label=label,
         clip_norm=proposed_clip_norm(features.inputs),
         summary=_summary(features),
+        data_lines=units.data_lines,
         decisions=decisions,
     )
 
@@ -224,20 +225,20 @@ def _about_units(table: _LabelledTable, choices: DataChoices) -> _Units:
             "rows, name theirs."
         )
         reason = "each row is another patient; if they have several rows:  --unit COLUMN"
-        return _Units([line], [ColumnDecision(column="(no column)", use="unit", reason=reason)])
+        return _Units(line, [ColumnDecision(column="(no column)", use="unit", reason=reason)])
     line = f"unit_column = {toml_value(unit)}"
     reason = f"{table.rows[unit].nunique():,} patients in {len(table.rows):,} rows"
     if choices.unit is None:
         line += "   # guessed by its name: privacy is counted in these"
         reason += ", guessed by its name; another one:  --unit COLUMN"
-    units = _Units([line], [ColumnDecision(column=unit, use="unit", reason=reason)])
+    decision = ColumnDecision(column=unit, use="unit", reason=reason)
     shared = shared_units(table.rows[unit], table.rows[table.site])
-    check_shared_units(shared, choices)
-    if shared is not None:
-        reason = f"{shared.fact}: {shared.loss}"
-        units.lines.append(SHARED_UNITS_LINE)
-        units.decisions.append(ColumnDecision(column=unit, use="unit", reason=reason))
-    return units
+    check_shared_units(shared, are_allowed=choices.allow_shared_units, allow=ALLOW_SHARED_UNITS)
+    if shared is None:
+        return _Units(line, [decision])
+    reason = f"{shared.fact}: {shared.loss}"
+    told = ColumnDecision(column=unit, use="unit", reason=reason)
+    return _Units(line, [decision, told], SHARED_UNITS_LINES)
 
 
 def _of_sites(used: int, table: _LabelledTable) -> str:
@@ -261,7 +262,7 @@ def _features_of(
     days = {name: _days(table, name, zero) for name, zero in zeros.items()}
     features = proposed_features(as_numbers(table.assign(**days)), measurements=days)
     # Read again as text, in the letters that a simulation will meet.
-    many_words = [name for name, why in features.unusable.items() if why.kind == "many words"]
+    many_words = features.many_words
     words = read_table(data, (*features.categories, *many_words))
     for name in features.categories:
         values = set(map(str, column_texts(words[name])))
@@ -273,6 +274,7 @@ def _features_of(
             features.unusable[name] = replace(why, reason=reason)
     for name in patients:
         features.unusable[name] = LeftOut(kind="patients", reason=PATIENTS_LEFT_OUT)
+    check_any_feature(features)
     return features
 
 

@@ -10,12 +10,18 @@ import numpy as np
 import pandas
 
 from fl_dpbayes.commands.column_decisions import ColumnDecision
-from fl_dpbayes.commands.privacy_units import SharedUnits
 from fl_dpbayes.config import Role, counted
 from fl_dpbayes.errors import UserError
 
 # Fewer privacy units than this are not trained on.
 LEAST_UNITS = 20
+ALLOW_SHARED_UNITS = "add  --allow-shared-units"
+# What a scenario says of patients who stand at several hospitals; their number is not for sharing.
+SHARED_UNITS_LINES = (
+    "# Some patients stand at several hospitals: each hospital spends an epsilon of its own on "
+    "such a patient.",
+    "allow_shared_units = true",
+)
 
 
 @dataclass(frozen=True)
@@ -59,6 +65,7 @@ class DataDescription:
         paths: Where the data lie; a folder of images alone.
         sites: The sites that have units enough.
         source_lines: Lines of `data.source` after its path.
+        data_lines: Further lines of `data`.
         unit: What a privacy unit is called.
         label: What is predicted, in words.
         clip_norm: Clip norm of a record's gradient.
@@ -73,6 +80,7 @@ class DataDescription:
     label: str
     clip_norm: float
     summary: str
+    data_lines: Sequence[str] = ()
     decisions: Sequence[ColumnDecision] = ()
 
 
@@ -99,21 +107,6 @@ def proposed_sites(sizes: pandas.Series, names: dict[str, str]) -> list[Proposed
         )
         for place, (site, units) in enumerate(large)
     ]
-
-
-def check_shared_units(shared: SharedUnits | None, choices: DataChoices) -> None:
-    """Check that each unit stands at one site, unless others were allowed.
-
-    Raises:
-        UserError: If one stands at several.
-    """
-    if shared is None or choices.allow_shared_units:
-        return
-    raise UserError(
-        f"{shared.where}: {shared.fact}: {shared.loss}. Keep each patient's rows at one hospital; "
-        "or, if other people have the same name there, or you accept that loss, add  "
-        "--allow-shared-units"
-    )
 
 
 def days_by_column(assignments: Sequence[str]) -> dict[str, date]:

@@ -127,7 +127,8 @@ class DataSpec(Config):
     share of each training site's units that is kept for testing. `records`: use only that many
     records of the part `train`, drawn by the scenario's seed in whole units. `prevalence` declares
     the shares of the classes among the training records, public by declaration, for sites that
-    declare their own.
+    declare their own. `allow_shared_units`: units, such as patients, may stand at several natural
+    sites, which is refused otherwise; each of these spends an epsilon of its own on such a unit.
     """
 
     source: Annotated[
@@ -136,6 +137,8 @@ class DataSpec(Config):
     test_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.2
     records: PositiveInt | None = None
     prevalence: TrainedPrevalence | None = None
+    # A key that came later: where it is not set, digests are as before it came.
+    allow_shared_units: Annotated[bool, Field(exclude_if=lambda value: not value)] = False
 
 
 class SiteSpec(Config):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import pandas
 
 from fl_dpbayes.config import (
     BuiltIn,
@@ -24,6 +25,7 @@ from fl_dpbayes.config import (
     Task,
     as_classification,
     backbone_folder,
+    warning,
     with_part_of_owner,
 )
 from fl_dpbayes.data.partition import (
@@ -33,6 +35,7 @@ from fl_dpbayes.data.partition import (
     partition_labels,
 )
 from fl_dpbayes.data.records import Records, load_unscaled, magnitude_warnings
+from fl_dpbayes.data.shared_units import check_shared_units, shared_units
 from fl_dpbayes.data.shifts.apply import check_shift, kept_indices
 from fl_dpbayes.data.site import of_natural_site
 from fl_dpbayes.errors import UserError
@@ -40,6 +43,10 @@ from fl_dpbayes.privacy import parts_of_units
 
 Indices = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
+ALLOW_SHARED_UNITS = (
+    "allow it: add  --set data.allow_shared_units=true , write  allow_shared_units = true  under "
+    '[data] of the scenario, or in Python give  settings={"data.allow_shared_units": True}'
+)
 
 
 @dataclass(frozen=True)
@@ -137,8 +144,8 @@ def dealt_sites(scenario: Scenario, data_dir: Path | None) -> SitePlan:
         data_dir: Where built-in data are, as `BuiltIn.located`.
 
     Raises:
-        UserError: If the records do not suffice or a name is not one of the data set's own sites;
-            the text names key and remedy.
+        UserError: If the records do not suffice, a name is not one of the data set's own sites, or
+            units stand at several of these and that was not allowed.
     """
     source = scenario.data.source.located(data_dir)
     sites = with_part_of_owner(scenario.sites)
@@ -172,8 +179,45 @@ def dealt_sites(scenario: Scenario, data_dir: Path | None) -> SitePlan:
         feature_total_variation=(
             None if scores is None else feature_total_variation(scores, training_indices)
         ),
-        warnings=tuple(magnitude_warnings(records, source)),
+        warnings=(
+            *magnitude_warnings(records, source),
+            *_shared_unit_warnings(sites, pools, indices, scenario),
+        ),
     )
+
+
+def _shared_unit_warnings(
+    sites: Mapping[str, SiteSpec],
+    pools: Mapping[OfficialPart, Pool],
+    indices: Mapping[str, Indices],
+    scenario: Scenario,
+) -> list[RunWarning]:
+    """Warn of privacy units that stand at several sites, or refuse them.
+
+    Only natural sites can share a unit: the other partitions deal whole units.
+    """
+    if not isinstance(scenario.partition, NaturalPartition):
+        return []
+    warnings = []
+    for part, pool in pools.items():
+        members = [
+            name for name, spec in sites.items() if spec.part == part and spec.records_of is None
+        ]
+        units = pandas.Series(
+            np.concatenate([pool.records.units[indices[name]] for name in members]),
+            name=pool.records.unit,
+        )
+        if pandas.api.types.is_integer_dtype(units):
+            # Each record is its own.
+            continue
+        places = pandas.Series(np.repeat(members, [len(indices[name]) for name in members]))
+        shared = shared_units(units, places)
+        check_shared_units(
+            shared, are_allowed=scenario.data.allow_shared_units, allow=ALLOW_SHARED_UNITS
+        )
+        if shared is not None:
+            warnings.append(warning("shared-units"))
+    return warnings
 
 
 def _group_values(pools: Mapping[OfficialPart, Pool]) -> dict[str, tuple[str, ...]]:

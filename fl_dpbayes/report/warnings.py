@@ -126,6 +126,11 @@ SENTENCES: dict[str, str | Callable[..., str]] = {
         "as one prior and one clip norm hold for all: correct data.source.centers and scales, "
         "by what is known without these records"
     ),
+    "shared-units": (
+        "Some patients, or other people with the same name, stand at several hospitals, as "
+        "data.allow_shared_units says: each hospital spends an epsilon of its own on such a "
+        "patient, and what a patient loses adds up over them"
+    ),
     "different-starts": (
         "aggregation.rule {rule!r} averages weights over {chains} chains that start from "
         "different weights, whose hidden units do not match: run one chain, or choose rule "

@@ -63,6 +63,7 @@ def sites(frame: pandas.DataFrame = FRAME, **changes: object) -> SiteRecords:
     given = {
         "site": "hospital",
         "label": "sick",
+        "event": "yes",
         "features": COLUMNS,
         "centers": CENTERS,
         "scales": SCALES,
@@ -77,7 +78,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[fl.Run]:
         patch.setattr("server.federation.write_report", lambda folder: None)
         yield fl.simulate(
             sites(unit="patient"),
-            {"training.thinning": 5},
+            {"training.thinning": 5, "data.allow_shared_units": True},
             model=MyNet(),
             sampler=fl.DPSGLD(step_size=0.3),
             privacy=fl.Privacy(**PRIVACY),
@@ -241,13 +242,35 @@ def test_what_is_not_said_is_proposed_and_marked() -> None:
         fl.sites_from_frame(FRAME[["hospital", "sick", "age"]], **keys).source.constants
         == "from_records"
     )
+    assert found.source.class_names[1] == FRAME["sick"].value_counts().index[1]
+    assert f"event: {found.source.class_names[1]}, " in repr(found)
     ordered = FRAME.assign(sick=pandas.Categorical(FRAME["sick"], ["yes", "no"]))
-    assert sites(ordered).source.class_names == ("yes", "no")
+    assert sites(ordered, event=None).source.class_names == ("yes", "no")
+    assert sites(ordered).source.class_names == ("no", "yes")
+    sick = FRAME["sick"] == "yes"
+    assert sites(FRAME.assign(sick=sick), event=None).source.class_names == ()
+    assert sites(FRAME.assign(sick=sick), event=False).source.class_names == ("1", "0")
+    wards = ["east"] * 200 + ["west"] * 160 + [f"ward {number}" for number in range(40)]
+    alone = FRAME.assign(ward=wards)[["hospital", "sick", "ward"]]
+    grouped = fl.sites_from_frame(alone, **keys).source
+    assert (grouped.categories, grouped.others) == ({"ward": ("east", "west")}, {"ward": "other"})
     with pytest.warns(UserWarning, match="feature 'age' is about 60 after"):
         sites(centers=None, scales=None, features=["age"])
 
 
 MISTAKES = {
+    "^patient: .* patients stand at several hospitals, .* Keep each patient's rows": lambda: (
+        fl.simulate(sites(unit="patient"))
+    ),
+    "^both classes of 'sick' are .* event='no'  or  event='yes'": lambda: sites(
+        FRAME.assign(sick=["no", "yes"] * 200), event=None
+    ),
+    "features has 'agee': the frame has no such column: did you mean 'age'": lambda: sites(
+        features=["agee"]
+    ),
+    "centers names 'agee', no numeric feature: did you mean 'age'": lambda: sites(
+        centers={"agee": 60}
+    ),
     "the frame has no such column: did you mean 'sick'": lambda: sites(label="sik"),
     "1 of 400 rows have no value": lambda: sites(
         FRAME.assign(sick=FRAME["sick"].where(FRAME.index != "row 0"))
@@ -332,7 +355,7 @@ def test_data_sets_and_loaders_are_sites_as_arrays_are() -> None:
     features, labels = torch.rand(60, 1, 4, 4), torch.arange(60) % 3
     data_set = TensorDataset(features[:30], labels[:30])
     loader = DataLoader(TensorDataset(features[30:], labels[30:]), batch_size=7, shuffle=True)
-    units = {"north": np.arange(30) // 2, "south": np.arange(30)}
+    units = {"north": np.arange(30) // 2, "south": np.arange(30) + 30}
     with pytest.warns(UserWarning, match="a DataLoader's data set is read once"):
         found = fl.sites_from_datasets({"north": data_set, "south": loader}, units=units)
     arrays = fl.sites_from_arrays(

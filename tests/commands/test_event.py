@@ -3,7 +3,7 @@
 import pandas
 import pytest
 
-from fl_dpbayes.commands.event import event_among
+from fl_dpbayes.commands.event import as_keyword, event_among
 from tests.asking import refused
 
 
@@ -65,7 +65,7 @@ NUMBERS = pandas.Series([1] * 3 + [0] * 2, name="y")
 def test_risks_are_of_the_rarer_class_or_of_the_chosen_one(
     column, chosen, class_names, sentence
 ) -> None:
-    event = event_among(column, chosen)
+    event = event_among(column, chosen=chosen)
     assert event is not None
     assert event.class_names == class_names
     assert event.sentence == sentence
@@ -77,16 +77,29 @@ def test_risks_are_of_the_rarer_class_or_of_the_chosen_one(
         (
             labels(ja=2, nein=2),
             None,
-            "both classes of 'y' are equally frequent: add  --event ja  or  --event nein",
+            "both classes of 'y' are equally frequent: say which is the event by  --event ja  or  --event nein",
         ),
-        (labels(ja=2, nein=3), "Ja", "--event is 'Ja': no class .* choose 'ja' or 'nein'"),
-        (labels(a=1, b=2, c=3), "a", "'y' has 3 classes, .* leave --event out"),
+        (
+            labels(ja=2, nein=3),
+            "Ja",
+            "--event Ja: no class of 'y' is called so: write  --event ja  or  --event nein",
+        ),
+        (labels(a=1, b=2, c=3), "a", "--event a: 'y' has 3 classes, .* leave it out"),
         (labels(a=3), "a", "'y' has 1 classes"),
     ],
 )
 def test_what_cannot_be_the_event_is_refused(column, chosen, said) -> None:
-    refused(said, event_among, column, chosen)
+    refused(said, event_among, column, chosen=chosen)
 
 
 def test_of_three_classes_none_is_the_event() -> None:
-    assert event_among(labels(a=1, b=2, c=3), None) is None
+    assert event_among(labels(a=1, b=2, c=3)) is None
+
+
+def test_an_order_that_a_person_gave_stays_and_python_is_told_what_to_type() -> None:
+    event = event_among(labels(ja=3, nein=17), order=["ja", "nein"], written=as_keyword)
+    assert event is not None
+    assert event.class_names == ["ja", "nein"]
+    assert event.sentence == (
+        "event: nein, 85.0% of 20 rows (the last in order; the other class:  event='ja')"
+    )

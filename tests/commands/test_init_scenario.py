@@ -92,7 +92,10 @@ def test_center_is_within_a_scale_of_the_median() -> None:
         ),
         ({"site": "ward 7"}, "--site is 'ward 7': .* no such column: did you mean 'ward'"),
         ({"site": "clinic"}, "no such column: its columns are id, hospital, .* insured and 1 more"),
-        ({"event": "dead"}, "no class of 'outcome' is called so: choose 'died' or 'lived'"),
+        (
+            {"event": "dead"},
+            "no class of 'outcome' is called so: write  --event died  or  --event lived",
+        ),
         ({"label": "smoker", "event": "now"}, "--label is 'smoker': .* rows have no value"),
         ({"label": "note"}, "--label note: it has 120 values, a class needs 2 to 20"),
         ({"label": "creatinine"}, "--label is 'creatinine': 14 of 120 rows have no value"),

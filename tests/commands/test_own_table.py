@@ -1,5 +1,6 @@
 """What `init` finds in a table, what it says of it, and what to type then."""
 
+import re
 import tomllib
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import pytest
 
 from fl_dpbayes.config.scenario import load_scenario
 from fl_dpbayes.data.records import load_unscaled
+from fl_dpbayes.data.simulation import plan_sites
+from tests.asking import refused
 
 ROWS = 200
 AGES = np.random.default_rng(0).normal(60, 10, ROWS).round(1)
@@ -228,8 +231,18 @@ def test_patients_at_several_hospitals_are_refused_unless_that_is_allowed(
     assert status == 0, error
     assert "for example 'P0' at north, south: privacy is counted at each hospital apart" in output
     text = path.with_suffix(".toml").read_text()
-    assert "# Some of them stand at several hospitals: each hospital spends an epsilon" in text
+    assert "# Some patients stand at several hospitals: each hospital spends an epsilon" in text
     assert "P0" not in text
+    path_of_scenario = path.with_suffix(".toml")
+    scenario = load_scenario(str(path_of_scenario))
+    plan = plan_sites(scenario, None)
+    assert [each.kind for each in plan.warnings if each.kind != "magnitude"] == ["shared-units"]
+    # Whoever writes a scenario by hand is asked the same, in the same words.
+    unasked = scenario.model_copy(
+        update={"data": scenario.data.model_copy(update={"allow_shared_units": False})}
+    )
+    told = said.replace("in all", "").partition(":")[2]
+    refused(f"{re.escape(told)}.*--set data.allow_shared_units=true", plan_sites, unasked, None)
 
 
 @pytest.mark.parametrize("name", ["patient", "Patient_ID", "PatientNr", "pat", "MRN", "id-subject"])
@@ -253,11 +266,22 @@ def test_other_names_are_no_patients(tmp_path, command, name: str) -> None:
     assert line_of(name, output).startswith(f"{name} number")
 
 
-def test_patients_alone_are_no_features(tmp_path, refusal) -> None:
+def test_a_table_without_a_feature_is_told_why_each_column_is_none(tmp_path, refusal) -> None:
     path = tmp_path / "patients.csv"
     rows = [f"{'ns'[row % 2]},{'ab'[row % 3 == 0]},{row},{row % 7}" for row in range(ROWS)]
     path.write_text("\n".join(["hospital,outcome,patient,pat_id", *rows]))
-    assert "no column is left to be a feature" in refusal(*words_for(path))
+    assert "no column is left to be a feature: 'pat_id': patients by its" in refusal(
+        *words_for(path)
+    )
+    written_table(tmp_path, age=DAYS)
+    assert "'age': dates: add  --days-since age=2020-01-01" in refusal(*words_for(path))
+
+
+def test_many_words_alone_are_a_feature(tmp_path, command) -> None:
+    path = written_table(tmp_path, age=WARDS)
+    status, output, error = command(*words_for(path))
+    assert status == 0, error
+    assert "40 values, 40% of rows, become 'other'" in line_of("age", output)
 
 
 def test_patients_that_cannot_be_units_are_no_feature_either(tmp_path, command) -> None:
@@ -277,7 +301,10 @@ MISTAKES = [
         ["--days-since", "age=2020-01-01"],
         f"line 2 has '{AGES[0]}', which is no date: write dates as 2020-12-31 or 31.12.2020",
     ),
-    (["--event", "dead"], "no class of 'outcome' is called so: choose 'died' or 'lived'"),
+    (
+        ["--event", "dead"],
+        "no class of 'outcome' is called so: write  --event died  or  --event lived",
+    ),
     (["--unit", "patents"], "--unit is 'patents': "),
 ]
 
