@@ -659,7 +659,10 @@ def main() -> None:
 
 def _usage_error(error: click.ClickException) -> str:
     """Say in one line what is wrong with an option or argument, and where it is explained."""
-    reason = " ".join(error.format_message().split()).rstrip(".")
+    # Typer writes which command was meant into the message, to which click 8.4 adds the same.
+    is_hinted = "Did you mean" in error.message
+    text = error.message if is_hinted else error.format_message()
+    reason = " ".join(text.split()).rstrip(".")
     context = getattr(error, "ctx", None)
     path = "fl-dpbayes" if context is None else context.command_path
     return f"error: {reason}; see  {path} --help"

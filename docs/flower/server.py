@@ -28,5 +28,5 @@ def main(grid: Grid, context: Context) -> None:
     place = Path(str(context.run_config["posterior"])).resolve()
     posterior = strategy.posterior()
     assert posterior is not None, "no round after burn-in had a reply that fits"
-    np.savez(place, **posterior.arrays)
+    np.savez(place, allow_pickle=False, **posterior.arrays)
     print(f"posterior samples: {place}")

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 from fl_dpbayes.api.labelled_records import Loadable, feature_array
 from fl_dpbayes.api.rows import Rows
 from fl_dpbayes.calibration import CalibrationRecord
-from fl_dpbayes.config import PREDICTORS, Scenario, counted, load_scenario, site_name
+from fl_dpbayes.config import PREDICTORS, Scenario, counted, first_names, load_scenario, near_hint, site_name
 from fl_dpbayes.data import SCENARIO_FILE
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.files import write_atomically
@@ -202,7 +202,9 @@ class Run:
         rows = {row.predictor: row for row in self.summary.reliability if row.site == site}
         if not rows:
             sites = dict.fromkeys(row.site for row in self.summary.reliability)
-            raise UserError(f"site is {site!r}: choose among {', '.join(sites)}")
+            raise UserError(
+                f"site is {site!r}: {near_hint(site, sites)}choose among {first_names([*sites])}"
+            )
         if predictor is None:
             predictor = headline_predictor(self.summary)
         if predictor not in rows:
@@ -295,8 +297,10 @@ def load_run(
         The run.
 
     Raises:
-        UserError: If the folder is no finished run, or a file in it is damaged.
+        UserError: If the folder is no finished run, a file in it is damaged, or the model is none.
     """
+    if not isinstance(model, nn.Module | None):
+        raise UserError(f"model is {str(model)[:60]}: give a torch module that was built")
     return Run(Path(directory), model, allowed_code)
 
 

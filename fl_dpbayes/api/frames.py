@@ -444,6 +444,9 @@ def _chosen_features(table: pandas.DataFrame) -> ProposedFeatures:
         if is_numeric_dtype(column):
             features.numbers[name] = Scaling(center=0.0, scale=1.0)
             continue
+        unusable = proposed_features(table[[name]]).unusable.get(name)
+        if unusable is not None and unusable.kind == "text among numbers":
+            raise UserError(f"feature {name!r} has {unusable.reason}")
         words = set(column_texts(column))
         if len(words) > MOST_CATEGORIES:
             raise UserError(

@@ -9,9 +9,11 @@ from math import prod
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
 
+import pandas
 from pydantic import BaseModel
 from rich.console import Console
 from torch import nn
+from torch.utils.data import DataLoader, Dataset
 
 from fl_dpbayes.api.finished_run import Run
 from fl_dpbayes.api.frames import SiteRecords
@@ -36,6 +38,8 @@ from fl_dpbayes.config import (
     Scenario,
     apply_overrides,
     counted,
+    first_names,
+    near_hint,
     read_record,
     scenario_content,
     with_absolute_paths,
@@ -163,8 +167,7 @@ def _check_arguments(data: object, settings: object, parts: Parts) -> None:
     check_keywords("simulate", parts, [*Parts.__annotations__, "settings"])
     if not isinstance(data, SiteRecords | str | Path):
         raise UserError(
-            f"simulate has a {type(data).__name__}: give records of sites_from_frame, "
-            "sites_from_arrays or sites_from_datasets, or a scenario's name"
+            f"simulate has a {type(data).__name__}: give {_records_for(data)}, or a scenario's name"
         )
     if not isinstance(settings, Mapping | None):
         raise UserError(
@@ -180,6 +183,15 @@ def _check_arguments(data: object, settings: object, parts: Parts) -> None:
             "'inline', or name a factory of an installed package, "
             "ModuleModel(factory='package.module:function')"
         )
+
+
+def _records_for(data: object) -> str:
+    """Say how to make records of sites of what was given in their place."""
+    if isinstance(data, pandas.DataFrame):
+        return 'fl.sites_from_frame(frame, site="hospital", label="outcome")'
+    if isinstance(data, Dataset | DataLoader | Mapping):
+        return 'fl.sites_from_datasets({"north": ..., "south": ...}), a data set for each site'
+    return "records of fl.sites_from_frame, fl.sites_from_arrays or fl.sites_from_datasets"
 
 
 def _assignments(settings: Mapping[str, Any]) -> list[str]:
@@ -292,7 +304,10 @@ def _set_held_out(
     for name in held_out:
         site = names.get(str(name), str(name))
         if site not in sites:
-            raise UserError(f"held_out names {name!r}: choose among the sites {', '.join(sites)}")
+            raise UserError(
+                f"held_out names {name!r}: {near_hint(site, sites)}choose among the sites "
+                f"{first_names(list(sites))}"
+            )
         sites[site]["role"] = "held_out"
 
 

@@ -2,26 +2,9 @@
 
 from collections.abc import Collection, Mapping
 
-from fl_dpbayes.config import PrivacyPlan, SamplerSettings, Training, near_names
+from fl_dpbayes.config import OTHER_LIBRARIES, PrivacyPlan, SamplerSettings, Training, key_hint
 from fl_dpbayes.errors import UserError
 
-# Names of Opacus, of torch's optimizers, of Flower's strategies before its Message API -> ours.
-OTHER_LIBRARIES = {
-    "target_epsilon": "epsilon",
-    "target_delta": "delta",
-    "max_grad_norm": "clip_norm",
-    "sample_rate": "sampling_rate",
-    "batch_size": "sampling_rate",
-    "epochs": "steps_per_round",
-    "lr": "step_size",
-    "learning_rate": "step_size",
-    "fraction_fit": "fraction_train",
-    "min_fit_clients": "min_train_nodes",
-    "min_evaluate_clients": "min_evaluate_nodes",
-    "min_available_clients": "min_available_nodes",
-    "fit_metrics_aggregation_fn": "train_metrics_aggr_fn",
-    "evaluate_metrics_aggregation_fn": "evaluate_metrics_aggr_fn",
-}
 # Our key -> how to write it in a call that does not take it by name.
 PLACES = {
     **{key: f'settings={{"training.{key}": ...}}' for key in Training.model_fields},
@@ -58,5 +41,4 @@ def _meant(key: str, allowed: Collection[str]) -> str:
     place = PLACES.get(ours, "")
     if place.partition("=")[0] in allowed:
         return f"write {place}; "
-    near = near_names(key, allowed)
-    return f"did you mean {near[0]!r}? " if near else ""
+    return key_hint(key, allowed)

@@ -278,10 +278,12 @@ def _text_withheld(failure: str) -> Iterator[None]:
 def _check_budget(privacy: object) -> None:
     if isinstance(privacy, PrivacyPlan):
         return
-    epsilon = f"{privacy}" if isinstance(privacy, int | float) else "4.0"
+    is_number = isinstance(privacy, int | float)
+    given = f"{privacy}" if is_number else f"a {type(privacy).__name__}"
     raise UserError(
-        f"privacy is {str(privacy)[:60]}: a private chain needs a budget, write "
-        f"fl.Privacy(epsilon={epsilon}, delta=1e-3), delta below 1 / n for n units"
+        f"privacy is {given}: a private chain needs a budget, write fl.Privacy(epsilon="
+        f"{privacy if is_number else 4.0}, delta=1e-3), delta below 1 / n for n units, behind the "
+        "data: a Dataset, a DataLoader or a tuple (features, labels)"
     )
 
 

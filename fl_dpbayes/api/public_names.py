@@ -3,9 +3,8 @@
 The package looks here when it is asked.
 """
 
-from collections.abc import Callable
-from functools import wraps
-from typing import ParamSpec, TypeVar, cast
+from inspect import signature
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
 
@@ -20,46 +19,58 @@ from fl_dpbayes.api.private_chain import PrivateChain, private_chain
 from fl_dpbayes.config import aggregation, plan, read_record, sampler, task
 from fl_dpbayes.errors import UserError
 
-Keys = ParamSpec("Keys")
-Record = TypeVar("Record", bound=BaseModel)
 
+class _RecordFace(type):
+    """A class that makes records of another, whose mistakes are a UserError of one line."""
 
-def _maker_of(name: str, record: Callable[Keys, Record]) -> Callable[Keys, Record]:
-    """Return a function with the keys of a record, whose mistakes are a UserError of one line."""
-    record_class = cast(type[Record], record)
+    record: type[BaseModel]
 
-    @wraps(record, updated=())
-    def make(*nameless: Keys.args, **keys: Keys.kwargs) -> Record:
+    def __call__(cls, *nameless: object, **keys: object) -> BaseModel:
+        record = cls.record
         if nameless:
             raise UserError(
-                f"{name} has {nameless[0]!r} without a name: write its keys by name, "
-                f"{', '.join(record_class.model_fields)}"
+                f"{cls.__name__} has {nameless[0]!r} without a name: write its keys by name, "
+                f"{', '.join(record.model_fields)}"
             )
-        check_keywords(name, keys, record_class.model_fields)
-        return read_record(record_class, keys, name)
+        check_keywords(cls.__name__, keys, record.model_fields)
+        return read_record(record, keys, cls.__name__)
 
-    make.__name__ = make.__qualname__ = name
-    return make
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, cls.record)
 
 
-Privacy = _maker_of("Privacy", plan.Privacy)
-NoPrivacy = _maker_of("NoPrivacy", plan.NoPrivacyPlan)
-Mixture = _maker_of("Mixture", aggregation.Mixture)
-FALD = _maker_of("FALD", aggregation.FALD)
-FedAvg = _maker_of("FedAvg", aggregation.FedAvg)
-FedBE = _maker_of("FedBE", aggregation.FedBE)
-FedPA = _maker_of("FedPA", aggregation.FedPA)
-Consensus = _maker_of("Consensus", aggregation.Consensus)
-Product = _maker_of("Product", aggregation.Product)
-DPSGLD = _maker_of("DPSGLD", sampler.SGLD)
-DPSGD = _maker_of("DPSGD", sampler.SGD)
-DPAdam = _maker_of("DPAdam", sampler.Adam)
-DPSGHMC = _maker_of("DPSGHMC", sampler.SGHMC)
-DPBayesByBackprop = _maker_of("DPBayesByBackprop", sampler.BayesByBackprop)
-DPMCDropout = _maker_of("DPMCDropout", sampler.MCDropout)
-Logistic = _maker_of("Logistic", task.LogisticModel)
-MLP = _maker_of("MLP", task.MLPModel)
-CNN = _maker_of("CNN", task.CNNModel)
-ModuleModel = _maker_of("ModuleModel", task.ModuleModel)
-Distillation = _maker_of("Distillation", aggregation.Distillation)
-PredBayes = _maker_of("PredBayes", aggregation.PredBayes)
+def _face_of(name: str, record: type[BaseModel]) -> _RecordFace:
+    shown = {"__doc__": record.__doc__, "__signature__": signature(record), "record": record}
+    return _RecordFace(name, (), shown)
+
+
+Privacy = plan.Privacy
+NoPrivacy = plan.NoPrivacyPlan
+Mixture = aggregation.Mixture
+FALD = aggregation.FALD
+FedAvg = aggregation.FedAvg
+FedBE = aggregation.FedBE
+FedPA = aggregation.FedPA
+Consensus = aggregation.Consensus
+Product = aggregation.Product
+DPSGLD = sampler.SGLD
+DPSGD = sampler.SGD
+DPAdam = sampler.Adam
+DPSGHMC = sampler.SGHMC
+DPBayesByBackprop = sampler.BayesByBackprop
+DPMCDropout = sampler.MCDropout
+Logistic = task.LogisticModel
+MLP = task.MLPModel
+CNN = task.CNNModel
+ModuleModel = task.ModuleModel
+Distillation = aggregation.Distillation
+PredBayes = aggregation.PredBayes
+
+if not TYPE_CHECKING:
+    # A type checker sees the records themselves, which annotations may name.
+    RECORDS = {
+        name: record
+        for name, record in globals().items()
+        if isinstance(record, type) and issubclass(record, BaseModel) and record is not BaseModel
+    }
+    globals().update({name: _face_of(name, record) for name, record in RECORDS.items()})

@@ -82,10 +82,16 @@ from fl_dpbayes.config.names import (
     SiteName,
     column_hint,
     counted,
+    first_names,
     is_group_text,
+    near_hint,
     near_names,
     outside_text,
     site_name,
+)
+from fl_dpbayes.config.other_libraries import (
+    OTHER_LIBRARIES,
+    key_hint,
 )
 from fl_dpbayes.config.outcome import (
     AnyOutcome,

@@ -3,7 +3,7 @@
 import difflib
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
@@ -15,7 +15,7 @@ MAX_GROUP_TEXT = 60
 MAX_GROUP_ATTRIBUTES = 5
 # How alike two names are at least, 0 to 1, of which one may be the other mistyped.
 NEAR = 0.7
-# So many names of columns are listed where none is near.
+# So many names are listed of those that may be given.
 MOST_LISTED = 10
 PREDICTORS = {
     "last": "last iterate",
@@ -99,12 +99,23 @@ def near_names(name: str, names: Iterable[str]) -> list[str]:
     return [by_lower_case[lower] for lower in near]
 
 
+def near_hint(name: str, names: Iterable[str]) -> str:
+    """Ask whether the nearest name was meant, as the part of a sentence; empty if none is near."""
+    near = near_names(name, names)
+    return f"did you mean {near[0]!r}? " if near else ""
+
+
+def first_names(names: Sequence[str]) -> str:
+    """List names, and of many the first ones and how many more there are."""
+    more = len(names) - MOST_LISTED
+    rest = f" and {more} more" if more > 0 else ""
+    return f"{', '.join(names[:MOST_LISTED])}{rest}"
+
+
 def column_hint(name: str, columns: Iterable[str]) -> str:
     """Say which columns were meant by a name that none has, or list the first of them."""
     listed = [str(column) for column in columns]
     near = near_names(name, listed)
     if near:
         return f"did you mean {' or '.join(map(repr, near))}?"
-    more = len(listed) - MOST_LISTED
-    rest = f" and {more} more" if more > 0 else ""
-    return f"its columns are {', '.join(listed[:MOST_LISTED])}{rest}"
+    return f"its columns are {first_names(listed)}"

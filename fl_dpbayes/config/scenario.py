@@ -18,7 +18,7 @@ from fl_dpbayes.config.data import (
     check_prevalences,
     check_shared_records,
 )
-from fl_dpbayes.config.names import EvaluationRelease, GroupText, SiteName
+from fl_dpbayes.config.names import EvaluationRelease, GroupText, SiteName, near_hint
 from fl_dpbayes.config.plan import AnyPrivacyPlan, ChainStart, TrainingPlan, check_temperature
 from fl_dpbayes.config.recalibration import AnyRecalibration
 from fl_dpbayes.config.rule import Aggregation
@@ -456,10 +456,11 @@ def _find(name_or_path: str) -> Path:
         return path
     shipped = scenario_folder() / f"{name_or_path}.toml"
     if "/" in name_or_path or not shipped.is_file():
-        choice = ", ".join(shipped_scenarios())
+        names = shipped_scenarios()
+        hint = near_hint(name_or_path, names)
         raise UserError(
-            f"no scenario {name_or_path!r}: choose one of {choice}, or give the path of "
-            "a .toml file"
+            f"no scenario {name_or_path!r}: {hint}choose one of {', '.join(names)}, or give the "
+            "path of a .toml file"
         )
     return shipped
 

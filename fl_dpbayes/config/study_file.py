@@ -14,7 +14,7 @@ import tomli_w
 from pydantic import Field, ValidationError
 
 from fl_dpbayes.config import scenario as scenarios
-from fl_dpbayes.config.names import PREDICTORS, SiteName
+from fl_dpbayes.config.names import PREDICTORS, SiteName, near_hint
 from fl_dpbayes.config.validation_text import SWITCHES, explain, read_toml
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.files import Config, write_atomically
@@ -483,8 +483,9 @@ def _find(name_or_path: str) -> Path:
         return folder / PAPERS / f"{name_or_path}.toml"
     name = f"{scenarios.STUDY_PREFIX}{name_or_path.removeprefix(scenarios.STUDY_PREFIX)}"
     if name not in shipped_studies():
-        choice = ", ".join((*shipped_studies(), *shipped_papers()))
+        names = [*shipped_studies(), *shipped_papers()]
         raise UserError(
-            f"no study {name_or_path!r}: choose one of {choice}, or give the path of a .toml file"
+            f"no study {name_or_path!r}: {near_hint(name_or_path, names)}choose one of "
+            f"{', '.join(names)}, or give the path of a .toml file"
         )
     return folder / f"{name}.toml"

@@ -1,6 +1,5 @@
 """What the records say of a file: a validation error in one clear line, and a kind's keys."""
 
-import difflib
 import tomllib
 import typing
 from collections.abc import Collection, Mapping
@@ -12,6 +11,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
+from fl_dpbayes.config.other_libraries import key_hint
 from fl_dpbayes.config.registry import Registry, kinds_of
 from fl_dpbayes.errors import UserError
 
@@ -76,8 +76,7 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
     value = first.get("input")
     if kind == "extra_forbidden":
         allowed = _fields_at(model, first["loc"][:-1])
-        close = difflib.get_close_matches(str(location[-1]), allowed, n=1)
-        hint = f"did you mean {close[0]!r}? " if close else ""
+        hint = key_hint(str(location[-1]), allowed)
         return f"unknown key {key!r}: {hint}allowed here: {', '.join(allowed)}"
     if kind == "missing":
         return f"key {key!r} is missing: add it{_description_at(model, first['loc'])}"

@@ -19,6 +19,8 @@ from fl_dpbayes.config import (
     SiteFile,
     Task,
     check_prevalence,
+    first_names,
+    near_hint,
 )
 from fl_dpbayes.data.feature_cache import cached_features
 from fl_dpbayes.data.records import Records, array_bytes, frozen, load_unscaled, magnitude_warnings
@@ -359,7 +361,8 @@ def of_natural_site(records: Records, name: str, key: str) -> npt.NDArray[np.boo
     is_member = records.natural_site == name
     if not is_member.any():
         names = sorted(set(records.natural_site.tolist()))
-        raise UserError(f"{key}: choose one of {', '.join(names)}")
+        hint = near_hint(name, names)
+        raise UserError(f"{key}: {hint}choose one of {first_names(names)}")
     return is_member
 
 

@@ -30,6 +30,8 @@ from fl_dpbayes.errors import UserError
 
 NewData: TypeAlias = Path | str | pandas.DataFrame | npt.NDArray
 LABEL = "label"
+# The path of records that came from Python.
+IN_MEMORY = Path("given here")
 FORMS = "give a .csv, .parquet or .npz file, or a folder of images"
 
 
@@ -79,7 +81,7 @@ def read_new_records(
         UserError: If the file is absent, unreadable, or does not fit the task, or a pixel lies
             outside [0, 1].
     """
-    path = Path(data) if isinstance(data, Path | str) else Path("given here")
+    path = Path(data) if isinstance(data, Path | str) else IN_MEMORY
     records = _read(
         data, path, task, _table_source(source, path), labelled=labelled, skip=skip_bad_rows
     )
@@ -136,9 +138,10 @@ def _table_records(
     skip: bool,
 ) -> NewRecords:
     table.columns = table.columns.map(str)
+    where = "the frame" if path == IN_MEMORY else str(path)
     if labelled and source is not None and source.label not in table.columns:
         raise UserError(
-            f"{path} has no column {source.label!r}, which holds the labels of this run: "
+            f"{where} has no column {source.label!r}, which holds the labels of this run: "
             f"add it; {column_hint(source.label, table.columns)}"
         )
     if source is None:
@@ -147,7 +150,7 @@ def _table_records(
     missing = [name for name in source.feature_columns if name not in table.columns]
     if missing:
         raise UserError(
-            f"{path} has no column {missing[0]!r}: {column_hint(missing[0], table.columns)}"
+            f"{where} has no column {missing[0]!r}: {column_hint(missing[0], table.columns)}"
         )
     labels = labels_of(table, source) if labelled and source.label in table.columns else None
     features, bad = _features(table, source, skip=skip)
@@ -175,9 +178,9 @@ def _features(
             good_features = features_of(table.iloc[good], source)
         except BadRowsError as error:
             if not skip:
-                remedy = (
-                    "correct or remove such rows (predict --skip-bad-rows gives them no prediction)"
-                )
+                remedy = "correct or remove such rows"
+                if source.path != IN_MEMORY:
+                    remedy += " (predict --skip-bad-rows gives them no prediction)"
                 raise UserError(f"{error.problem}: {remedy}") from None
             for row in good[error.rows].tolist():
                 bad[row] = f"{row_place(table, row)} ({error.column})"

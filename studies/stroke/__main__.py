@@ -12,6 +12,7 @@ from pathlib import Path
 import pandas as pd
 
 from fl_dpbayes.config import load_scenario
+from fl_dpbayes.errors import UserError
 from studies import pages
 from studies.second_trial.analysis import RIVALS_HERE, second_trial_tables
 from studies.stroke.cells import (
@@ -23,6 +24,7 @@ from studies.stroke.cells import (
     STROKE_CELLS,
     STROKE_DRAWS,
     STUDY,
+    check_second_table,
     covariance_scenario,
     run_cells,
     second_scenario,
@@ -124,6 +126,10 @@ def main() -> None:
     tables = commands.add_parser("tables", help="write tables and pages")
     tables.add_argument("cells", type=Path)
     options = parser.parse_args()
+    try:
+        check_second_table()
+    except UserError as error:
+        parser.error(str(error))
     if options.command == "search":
         search_tries()
         return

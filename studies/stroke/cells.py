@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from fl_dpbayes.config import Scenario, load_scenario, load_study
+from fl_dpbayes.errors import UserError
 from fl_dpbayes.study.grid import study_cells
 from studies.pages import ROOT, STROKE
 from studies.stroke.federation import RELEASED_FILE, write_rounds
@@ -17,6 +18,7 @@ from studies.stroke.splits import read_split
 SEEDS = (201, 202, 203)
 STUDY = "stroke"
 SECOND_STUDY = str(ROOT / "studies" / "second_trial" / "medpar.toml")
+SECOND_TABLE = ROOT / "studies" / "second_trial" / "medpar.csv"
 # Below the folder of all cells: of each federation one draw of the noise; of those in which all
 # hospitals train the others; the same with a public covariance.
 STROKE_CELLS = "stroke"
@@ -134,6 +136,20 @@ def second_scenario() -> Scenario:
 def splits_of(scenario: Scenario, seeds: Iterable[int] = SEEDS) -> list[Split]:
     """Deal a scenario's patients by each seed."""
     return [read_split(scenario.model_copy(update={"seed": seed})) for seed in seeds]
+
+
+def check_second_table() -> None:
+    """Check that the second trial's table, which is not shipped, was written.
+
+    Raises:
+        UserError: It was not.
+    """
+    if not SECOND_TABLE.is_file():
+        place = SECOND_TABLE.relative_to(ROOT)
+        raise UserError(
+            f"the second trial's table {place} is not here, as its licence keeps it from being "
+            f"shipped: write it by  python -m studies.second_trial.medpar {place}"
+        )
 
 
 def run_cells(folder: Path) -> None:

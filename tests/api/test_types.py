@@ -2,6 +2,7 @@
 
 import inspect
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +18,7 @@ SETTINGS = """
 ignore_missing_imports = True
 disallow_untyped_defs = True
 incremental = False
-[mypy-torch.*,numpy.*,pandas.*,matplotlib.*,sklearn.*,scipy.*,flwr.*,flwr_datasets.*,datasets.*]
+[mypy-torch.*,pandas.*,matplotlib.*,sklearn.*,scipy.*,flwr.*,flwr_datasets.*,datasets.*]
 follow_imports = skip
 [mypy-opacus.*,safetensors.*,ray.*,rich.*,cryptography.*,PIL.*,jinja2.*,IPython.*,arviz.*]
 follow_imports = skip
@@ -43,6 +44,13 @@ fl.Distillation(rule="distillation", public={"kind": "synthetic"}).iterations + 
 fl.strategies.FALD(fraction_train=0.5, burn_in=3)
 [row.ece for row in fl.load_run("runs/mine").calibration if row.site == "north" and row.n]
 fl.ChainRelease.load("chain.safetensors", net).samples[0]["weight"]
+
+
+def run_with(budget: fl.Privacy | fl.NoPrivacy, sampler: fl.DPSGLD, model: fl.MLP) -> fl.Run:
+    return fl.simulate(sites, privacy=budget, sampler=sampler, model=model, rule=fl.FALD())
+
+
+run_with(privacy, fl.DPSGLD(step_size=0.3), fl.MLP())
 """
 WRONG = {
     "fl.simulate(sites, privcy=privacy)": '"privcy" for "simulate"; did you mean "privacy"?',
@@ -59,16 +67,18 @@ WRONG = {
 
 
 @pytest.mark.slow
-def test_mypy_sees_ten_wrong_lines_and_lets_ten_right_ones_and_the_page_pass(
+def test_mypy_sees_ten_wrong_lines_and_lets_right_ones_and_the_examples_pass(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "mypy.ini").write_text(SETTINGS)
-    page = (Path(__file__).parents[2] / "docs" / "python.md").read_text(encoding="utf-8")
+    docs = Path(__file__).parents[2] / "docs"
+    shutil.copytree(docs / "flower", tmp_path, dirs_exist_ok=True)
+    page = (docs / "python.md").read_text(encoding="utf-8")
     examples = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
     (tmp_path / "page.py").write_text("\n".join(examples))
     (tmp_path / "right.py").write_text(BEGINNING + RIGHT)
     (tmp_path / "wrong.py").write_text(BEGINNING + "\n".join(WRONG))
-    files = ["right.py", "page.py", "wrong.py"]
+    files = ["right.py", "page.py", "wrong.py", "server.py", "task.py", "clients/app.py"]
     checked = subprocess.run(
         [sys.executable, "-m", "mypy", "--config-file", "mypy.ini", "--cache-dir", "cache", *files],
         cwd=tmp_path,

@@ -101,6 +101,11 @@ def beside_the_gradient(noise: torch.Tensor, rest: dict) -> torch.Tensor:
     return noise if length == 0 else noise - along * (along @ noise) / length**2
 
 
+def by_length_of_a_crowd(noise: torch.Tensor, rest: dict) -> torch.Tensor:
+    """Scaled by the length of a sum that takes more than two units."""
+    return noise * (1 + 0.5 * (rest["clipped_sum"].norm() > 2.01 * rest["noise_unit"]))
+
+
 def by_length_of_the_gradient(noise: torch.Tensor, rest: dict) -> torch.Tensor:
     return noise * min(1.0, 0.8 + 0.1 * float(rest["clipped_sum"].norm()) / rest["noise_unit"])
 
@@ -130,6 +135,7 @@ VECTORS: dict[str, VectorChange] = {
     "noise with an offset": lambda noise, rest: noise + 0.5,
     "noise beside the gradient alone": beside_the_gradient,
     "noise by the length of the gradient": by_length_of_the_gradient,
+    "noise by the length of a crowd's gradient": by_length_of_a_crowd,
 }
 BY_BATCH: dict[str, Callable[[float], float]] = {
     "noise by the size of the batch": math.sqrt,

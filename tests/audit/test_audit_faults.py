@@ -407,6 +407,7 @@ WITHIN = {
     "noise with an offset": "no offset",
     "noise beside the gradient alone": "in every direction",
     "noise by the length of the gradient": "the same in all steps",
+    "noise by the length of a crowd's gradient": "the same in all steps",
     "noise by the size of the batch": "the same in all steps",
     "noise by the size of the batch, hardly": "the same in all steps",
     "labels in the last bits of states": "last bits",

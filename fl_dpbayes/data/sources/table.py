@@ -366,8 +366,8 @@ class _Column:
         elif DECIMAL_COMMA.fullmatch(text):
             self.require(
                 is_good,
-                problem=f"{text!r} is no number",
-                remedy=f"write all decimals with a point, as {text.strip().replace(',', '.')}",
+                problem=f"{text!r} has a comma for a decimal point",
+                remedy=f"write all decimals alike, as {text.strip().replace(',', '.')}",
             )
         else:
             self.require(

@@ -318,7 +318,7 @@ def test_what_days_and_others_name_must_be_there(tmp_path, changes, said) -> Non
         (
             ["1.5", "2,5", "1", "1"],
             {},
-            "line 3, column 'x': '2,5' is no number: write all decimals with a point, as 2.5",
+            "line 3, column 'x': '2,5' has a comma for a decimal point: write all decimals alike, as 2.5",
         ),
         (
             ["1.5", "1", "<0.2", "2,5"],
