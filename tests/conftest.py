@@ -31,6 +31,14 @@ def federations(tmp_path_factory: pytest.TempPathFactory):
         yield make
 
 
+@pytest.fixture(scope="session")
+def hospital_run(tmp_path_factory: pytest.TempPathFactory):
+    """A run with a posterior over hospitals; whoever changes its folder takes a copy."""
+    from tests.hospitals import run_of_hospitals
+
+    return run_of_hospitals(tmp_path_factory.mktemp("hospitals"))
+
+
 @pytest.fixture
 def table_site(tmp_path: Path):
     """Make nodes of hospitals, each in a folder of its own."""
