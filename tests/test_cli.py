@@ -47,6 +47,7 @@ WRONG = {
     "simulate --resume": "requires an argument",
     "site dry-run x.toml": "'--scenario'; see  fl-dpbayes site dry-run --help",
     "nonsense": "No such command 'nonsense'; see  fl-dpbayes --help",
+    "simulat quickstart": "error: No such command 'simulat'. Did you mean 'simulate'?; see  fl-dpbayes",
 }
 
 

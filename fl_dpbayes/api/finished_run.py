@@ -18,7 +18,15 @@ from torch.utils.data import DataLoader, Dataset
 from fl_dpbayes.api.labelled_records import Loadable, feature_array
 from fl_dpbayes.api.rows import Rows
 from fl_dpbayes.calibration import CalibrationRecord
-from fl_dpbayes.config import PREDICTORS, Scenario, counted, first_names, load_scenario, near_hint, site_name
+from fl_dpbayes.config import (
+    PREDICTORS,
+    Scenario,
+    counted,
+    first_names,
+    load_scenario,
+    near_hint,
+    site_name,
+)
 from fl_dpbayes.data import SCENARIO_FILE
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.files import write_atomically

@@ -20,6 +20,7 @@ OTHER = "other"
 MOST_REASONS = 5
 # Up to this share of values that are no date, a column of text holds dates.
 MOST_NO_DATES = 0.1
+FULL_DATE = r"^\s*\d{1,4}[-./]\d{1,2}[-./]\d{1,4}\b"
 # From this share of values that are numbers, a column of text is one of numbers with faults.
 LEAST_NUMBERS = 0.5
 
@@ -181,7 +182,7 @@ def _why_unusable(column: pandas.Series) -> LeftOut | None:
                 "value empty"
             ),
         )
-    if values <= MOST_CATEGORIES:
+    if values <= MOST_CATEGORIES and not _holds_full_dates(column):
         return None
     if _holds_dates(column):
         return LeftOut(
@@ -203,6 +204,11 @@ def _has_text_among_numbers(column: pandas.Series) -> bool:
     if column.nunique() > MOST_CATEGORIES:
         return LEAST_NUMBERS <= share < 1
     return 0 < share < 1 and bool(is_number(texts.str.replace(",", ".")).all())
+
+
+def _holds_full_dates(column: pandas.Series) -> bool:
+    """Whether each text has a day, a month and a year: words may look like other dates."""
+    return _is_text(column) and bool(column.dropna().str.contains(FULL_DATE).all())
 
 
 def _holds_dates(column: pandas.Series) -> bool:

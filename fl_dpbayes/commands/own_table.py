@@ -246,9 +246,10 @@ def _of_sites(used: int, table: _LabelledTable) -> str:
     small = len(table.site_sizes) - used
     if small:
         units = "rows" if table.unit is None else "patients"
+        more = "1 more has" if small == 1 else f"{small} more have"
+        verb = "is" if small == 1 else "are"
         reason += (
-            f"; {small} more have fewer than {LEAST_UNITS} {units} and are not in the file: "
-            "join small ones"
+            f"; {more} fewer than {LEAST_UNITS} {units} and {verb} not in the file: join small ones"
         )
     return reason
 

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
+from fl_dpbayes.config.names import near_hint
 from fl_dpbayes.config.other_libraries import key_hint
 from fl_dpbayes.config.registry import Registry, kinds_of
 from fl_dpbayes.errors import UserError
@@ -84,7 +85,9 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
         context = first.get("ctx", {})
         discriminator = str(context.get("discriminator", "kind")).strip("'")
         tag = context.get("tag", "is missing")
-        return f"{key}: {discriminator} {tag!r}: choose one of {context.get('expected_tags', '')}"
+        allowed = str(context.get("expected_tags", ""))
+        hint = near_hint(str(tag), allowed.replace("'", "").split(", "))
+        return f"{key}: {discriminator} {tag!r}: {hint}choose one of {allowed}"
     if kind in ("model_type", "model_attributes_type", "dict_type"):
         return (
             f"{key} is {_short(value)}: it must be a table; {_table_at(model, first['loc'], value)}"

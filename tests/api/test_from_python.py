@@ -296,7 +296,16 @@ MISTAKES = {
     r"^privacy is 4.0: write privacy=fl.Privacy\(epsilon=4.0, delta=...\)": lambda: fl.simulate(
         sites(), privacy=4.0
     ),
-    "give records of sites_from_frame": lambda: fl.simulate(FRAME),
+    "simulate has a DataFrame: give fl.sites_from_frame.frame, site=": lambda: fl.simulate(FRAME),
+    "simulate has a TensorDataset: give fl.sites_from_datasets.* a data set for each site": lambda: (
+        fl.simulate(TensorDataset(torch.ones(3)))
+    ),
+    "^model is <class .*: give a torch module that was built": lambda: fl.load_run(
+        ".", model=MyNet
+    ),
+    "^feature 'age' has text among numbers: write decimals with a point": lambda: sites(
+        FRAME.assign(age=FRAME["age"].astype(str).where(FRAME["ward"] == "a", "60,5"))
+    ),
     "settings is a list: give a dictionary": lambda: fl.simulate(sites(), ["seed"]),
     "^Privacy: epsilon is -1: input should be greater than 0$": lambda: fl.Privacy(
         epsilon=-1, delta=1e-3

@@ -126,6 +126,13 @@ COLUMNS = {
         "used",
         {"features": ["age"]},
     ),
+    "few dates": (
+        ["03/01/2001", "03/31/2001"] * (ROWS // 2),
+        "x left out dates: write them as 2020-12-31 or 31.12.2020, then add --days-since "
+        "x=2020-01-01 with a day that is known without these records, and the days since then are "
+        "used",
+        {"features": ["age"]},
+    ),
     "constant": ([7] * ROWS, "x left out one value in every row", {"features": ["age"]}),
     "row numbers": (
         range(ROWS),

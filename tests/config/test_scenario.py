@@ -19,6 +19,8 @@ DROPOUT = ["sampler.kind=dp-mc-dropout", "aggregation.rule=mixture"]
     ("overrides", "said"),
     [
         (["privacy.epsilonn=2"], "unknown key 'privacy.epsilonn': did you mean 'epsilon'"),
+        (["privacy.max_grad_norm=2"], "'privacy.max_grad_norm': did you mean 'clip_norm'"),
+        (["sampler.kind=dp-sgdl"], "kind 'dp-sgdl': did you mean '(dp-sgld|dp-sgd)'"),
         (["foo=1"], "unknown key 'foo': allowed here"),
         (["seed.x=1"], "'seed' is a value, not a table"),
         (["privacy.epsilon=-1"], "privacy.epsilon is -1: .*greater than 0"),

@@ -18,6 +18,7 @@ from fl_dpbayes.config import (
     OfficialPart,
     Table,
     column_hint,
+    first_names,
     is_group_text,
     site_name,
 )
@@ -383,8 +384,8 @@ class _Column:
         is_good = days.notna() | self.cells.isna()
         self.require(
             is_good,
-            problem=f"{self._first_text(is_good)!r} is no date",
-            remedy=f"write dates as {DATE_FORMS}",
+            problem=f"{self._first_text(is_good)!r} is no date as {DATE_FORMS}",
+            remedy="write dates so",
         )
         return days
 
@@ -411,7 +412,7 @@ class _Column:
         undeclared = [text[:60] for text in texts[places < 0]]
         self.require(
             places >= 0,
-            problem=f"{next(iter(undeclared), '')!r}, which is not declared",
+            problem=f"{next(iter(undeclared), '')!r}, which is none of {first_names(values)}",
             remedy=f"add them to {key}",
         )
         return places.astype(np.int64)

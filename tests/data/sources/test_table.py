@@ -328,7 +328,7 @@ def test_what_days_and_others_name_must_be_there(tmp_path, changes, said) -> Non
         (
             ["2020-01-01", "03/04/2020", "", ""],
             {"days_since": {"x": "2020-01-01"}, "missing": {"x": 1}},
-            "line 3, column 'x': '03/04/2020' is no date: write dates as 2020-12-31 or 31.12.2020",
+            "line 3, column 'x': '03/04/2020' is no date as 2020-12-31 or 31.12.2020: write dates so",
         ),
         (
             ["2020-01-01", "2020-02-30", "", ""],
