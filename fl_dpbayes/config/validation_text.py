@@ -85,9 +85,9 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
         context = first.get("ctx", {})
         discriminator = str(context.get("discriminator", "kind")).strip("'")
         tag = context.get("tag", "is missing")
-        allowed = str(context.get("expected_tags", ""))
-        hint = near_hint(str(tag), allowed.replace("'", "").split(", "))
-        return f"{key}: {discriminator} {tag!r}: {hint}choose one of {allowed}"
+        expected = str(context.get("expected_tags", ""))
+        hint = near_hint(str(tag), expected.replace("'", "").split(", "))
+        return f"{key}: {discriminator} {tag!r}: {hint}choose one of {expected}"
     if kind in ("model_type", "model_attributes_type", "dict_type"):
         return (
             f"{key} is {_short(value)}: it must be a table; {_table_at(model, first['loc'], value)}"

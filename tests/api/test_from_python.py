@@ -281,7 +281,7 @@ MISTAKES = {
     "'note' has 400 values of text": lambda: sites(features=["note"], centers=None, scales=None),
     "which is the label, site or unit": lambda: sites(features=["sick"]),
     "centers has 1 values for 2 features": lambda: sites(centers=[1]),
-    "held_out names 'east': choose among the sites": lambda: fl.simulate(
+    r"held_out names 'east': did you mean 'west'\? choose among the sites": lambda: fl.simulate(
         sites(), held_out=["east"]
     ),
     "engine 'flower' runs sites in other processes": lambda: fl.simulate(
@@ -304,7 +304,7 @@ MISTAKES = {
         ".", model=MyNet
     ),
     "^feature 'age' has text among numbers: write decimals with a point": lambda: sites(
-        FRAME.assign(age=FRAME["age"].astype(str).where(FRAME["ward"] == "a", "60,5"))
+        FRAME.assign(age=FRAME["age"].astype(str).where(FRAME["patient"] % 4 > 0, "60,5"))
     ),
     "settings is a list: give a dictionary": lambda: fl.simulate(sites(), ["seed"]),
     "^Privacy: epsilon is -1: input should be greater than 0$": lambda: fl.Privacy(
@@ -325,9 +325,7 @@ MISTAKES = {
         MyNet(), DATA, fl.Privacy(**PRIVACY), rounds=0
     ),
     "^setting 'name.x=1': 'name' is a value": lambda: fl.simulate("digits", {"name.x": 1}),
-    "<function DPSGLD at .*: write sampler=fl.DPSGLD": lambda: fl.simulate(
-        sites(), sampler=fl.DPSGLD
-    ),
+    "<class .*DPSGLD.*: write sampler=fl.DPSGLD": lambda: fl.simulate(sites(), sampler=fl.DPSGLD),
     "^sampler is .*: write sampler=fl.DPSGLD": lambda: fl.simulate(sites(), sampler=fl.FALD()),
     "or a torch module that was built": lambda: fl.simulate(sites(), model=MyNet),
     "needs 20: name it in held_out": lambda: fl.simulate(
