@@ -38,6 +38,7 @@ from fl_dpbayes.calibration.federation.evaluation import Evaluation
 from fl_dpbayes.calibration.intervals import student_interval, wilson_interval
 from fl_dpbayes.calibration.metrics.errors import reliability_bins
 from fl_dpbayes.calibration.metrics.ranking import exact_auroc, roc_points
+from fl_dpbayes.calibration.metrics.smooth_curve import smooth_curve
 from fl_dpbayes.calibration.noised_counts import (
     CODE,
     COUNT_BINS,
@@ -85,4 +86,12 @@ from fl_dpbayes.calibration.statistics import (
 )
 from fl_dpbayes.calibration.summarise import says_nothing
 from fl_dpbayes.calibration.sums import Sums, SumsForm
-from fl_dpbayes.calibration.verdict import Verdict, verdict
+from fl_dpbayes.calibration.verdict import (
+    CLEARLY_OFF,
+    MOST_SHOWN,
+    TOLERATED_FACTOR,
+    Verdict,
+    recommended_predictor,
+    telling_order,
+    verdict,
+)

@@ -67,3 +67,19 @@ class ReliabilityBin(SummaryPart):
     accuracy: Number = None
     band_low: Number = None
     band_high: Number = None
+
+
+class CurvePoint(SummaryPart):
+    """A point of a smooth calibration curve.
+
+    Attributes:
+        risk: The predicted risk.
+        observed: How often the event happens at it.
+        low: Lower end of the pointwise 95 % band.
+        high: Upper end of it.
+    """
+
+    risk: float
+    observed: float
+    low: float
+    high: float

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_serializer
 
 from fl_dpbayes.calibration.curves import (
+    CurvePoint,
     Ends,
     NetBenefitRecord,
     Number,
@@ -307,6 +308,7 @@ class ReliabilityRecord(SummaryPart):
         risk: Whether bins are of class 1's risk (two classes), else of confidence.
         roc: False and true positive rates at falling thresholds, of two classes.
         bins: From low to high.
+        curve: A smooth curve of two classes with its band, where enough records tell one.
     """
 
     site: Text
@@ -315,6 +317,7 @@ class ReliabilityRecord(SummaryPart):
     samples: int | None = None
     risk: bool = False
     roc: tuple[tuple[float, float], ...] = ()
+    curve: tuple[CurvePoint, ...] = ()
     bins: tuple[ReliabilityBin, ...]
 
 

@@ -1,6 +1,7 @@
 """What was seen at a hospital, in one word of four: the rule behind each is here alone."""
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,6 +14,9 @@ TOLERATED_FACTOR = 2.0
 # Of two patients, one with the event and one without, the right one has the higher risk so often.
 LEAST_AUROC = 0.6
 _CHANCE = 0.5
+# Where more hospitals were tested, so many are shown first.
+MOST_SHOWN = 12
+CLEARLY_OFF: tuple[Verdict, ...] = ("does not fit", "recalibrate first")
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,30 @@ def verdict(values: CalibrationValues) -> Verdict | None:
     if _LEVEL.is_missed(level) or _SLOPE.is_missed(slope):
         return "recalibrate first"
     return "fits here" if _LEVEL.holds(level) else "too few to tell"
+
+
+def recommended_predictor(measured: Collection[str]) -> str:
+    """Return whose risks a hospital would take, chosen without a look at any outcome.
+
+    A level for each hospital where the run has one, else the averaged posterior, else the last
+    state.
+    """
+    for predictor in ("hierarchical", "posterior"):
+        if predictor in measured:
+            return predictor
+    return "last"
+
+
+def telling_order(values: CalibrationValues) -> tuple[bool, float]:
+    """Return by what hospitals are sorted of which few can be shown: the most telling first.
+
+    Those that are clearly off come first, then those whose mean risk is farthest from the share of
+    patients with the event.
+    """
+    gap = 0.0
+    if values.mean_risk is not None and values.event_rate is not None:
+        gap = abs(values.mean_risk - values.event_rate)
+    return verdict(values) not in CLEARLY_OFF, -gap
 
 
 def _known(ends: Ends) -> tuple[float, float] | None:

@@ -16,6 +16,7 @@ from fl_dpbayes.calibration import (
     from_batch,
     reliability_bins,
     roc_points,
+    smooth_curve,
 )
 from fl_dpbayes.calibration.summarise import summarise
 from fl_dpbayes.config import PREDICTORS
@@ -100,6 +101,7 @@ class Evaluation:
             "risk": self.statistics.risk is not None,
             "roc": roc_points(self.statistics),
             "bins": [part.model_dump() for part in reliability_bins(self.statistics)],
+            "curve": [point.model_dump() for point in smooth_curve(self.statistics)],
         }
         count = self.row["n"]
         return Summary.model_validate(
@@ -114,7 +116,7 @@ class Evaluation:
                 "sites": [{"name": name, "role": "held_out", "n": count, "test_n": count}],
                 "privacy": (),
                 "calibration": [self.row | pooled_place, self.row | site_place],
-                "reliability": [pooled_place | curves],
+                "reliability": [pooled_place | curves, site_place | curves],
                 "bytes": {},
                 "seconds": {},
                 "configurations_tried": None,

@@ -53,6 +53,7 @@ class Answer:
         lead: How many trained and were tested, and how often the event happens.
         calibration: How far the probabilities are off, at sites that never trained if possible.
         elsewhere: The same at shifted sites, then at training sites.
+        comparison: How far those of other predictors are off.
         baselines: What simpler predictors reach.
         advice: What follows for whoever would use the model elsewhere.
         privacy: What was spent.
@@ -62,6 +63,7 @@ class Answer:
     lead: str
     calibration: str
     elsewhere: tuple[str, ...]
+    comparison: str
     baselines: str
     advice: str
     privacy: str
@@ -75,6 +77,7 @@ def answer(run: Summary) -> Answer:
         lead=_lead(run, role),
         calibration=_calibration(run, role),
         elsewhere=tuple(_elsewhere(run, role)),
+        comparison=_comparison(run, role),
         baselines=_baselines(run, role),
         advice=_advice(run, role),
         privacy=_privacy(run),
@@ -84,10 +87,12 @@ def answer(run: Summary) -> Answer:
 
 def _calibration(run: Summary, role: Role) -> str:
     """Say how far the probabilities of a role's sites are off, or that noise hides it."""
-    rows = headline_rows(run, role)
-    if not rows and _is_hidden(run, role):
+    first = _first_row(run, role)
+    if first is not None:
+        return _measured(run, first)
+    if _is_hidden(run, role):
         return f"At {ROLES[role]} {HIDDEN}."
-    return _comparison(run, role, rows=rows, recalibration_noise=run.recalibration_noise)
+    return f"Calibration at {ROLES[role]} was not measured."
 
 
 def _is_hidden(run: Summary, role: Role) -> bool:
@@ -135,14 +140,15 @@ def _units(sites: Sequence[SiteRecord]) -> str:
 def _elsewhere(run: Summary, headline: Role) -> Iterator[str]:
     further: tuple[Role, ...] = ("shifted", "train")
     for role in further:
-        first = _first_row(headline_rows(run, role))
+        first = _first_row(run, role)
         if role != headline and first is not None:
-            yield _comparison(run, role, rows={first.predictor: first}, recalibration_noise="")
+            yield _measured(run, first)
 
 
-def _first_row(rows: Mapping[str, CalibrationRecord]) -> CalibrationRecord | None:
-    """Return the row that is read first, of rows by predictor."""
-    for predictor in ("posterior", "last", *rows):
+def _first_row(run: Summary, role: Role) -> CalibrationRecord | None:
+    """Return the row that answers for a role: of the predictor that a hospital would take."""
+    rows = headline_rows(run, role)
+    for predictor in (headline_predictor(run), "posterior", "last", *rows):
         if predictor in rows:
             return rows[predictor]
     return None
@@ -181,7 +187,7 @@ def _advice(run: Summary, role: Role) -> str:
     del words[None]
     if words:
         return _advice_by_verdicts(words)
-    first = _first_row(headline_rows(run, role))
+    first = _first_row(run, role)
     ends = None
     if first is not None and not one_outcome(first):
         ends = known_ends(first.intervals.get("rms_debiased"))
@@ -206,18 +212,18 @@ def _advice(run: Summary, role: Role) -> str:
 def _advice_by_verdicts(words: Mapping[Verdict | None, int]) -> str:
     """Say what to do at hospitals that did not train, by how many of them each word was told."""
     steps: dict[Verdict, str] = {
-        "does not fit": "do not rely on the model",
-        "recalibrate first": "recalibrate on the hospital's own patients, then look again",
-        "too few to tell": "look at more patients",
-        "fits here": "watch it on new patients",
+        "does not fit": "Do not rely on the model",
+        "recalibrate first": "Recalibrate on the hospital's own patients, then look again",
+        "too few to tell": "Look at more patients",
+        "fits here": "Watch it on new patients",
     }
     parts = [
-        f"{step} ({counted(words[word], 'hospital')})"
+        f"{step} ({counted(words[word], 'hospital')})."
         for word, step in steps.items()
         if words.get(word)
     ]
     return (
-        f"What to do where it did not train: {'; '.join(parts)}. At any other hospital measure it "
+        f"What to do where it did not train: {' '.join(parts)} At any other hospital measure it "
         "on its patients before anyone relies on a risk."
     )
 
@@ -240,8 +246,7 @@ def _cautions(run: Summary) -> Iterator[str]:
     if run.private and _ended_unforeseen(run):
         yield (
             "The epsilon of a site that ended early holds if its end did not depend on what was "
-            "seen; if it did, the "
-            "whole plan's does, and always its budget."
+            "seen. If it did, count the whole plan's."
         )
     if run.configurations_tried is not None and run.configurations_tried > 1:
         effect = "is not in the epsilons." if run.private else "flatters the chosen one."
@@ -296,51 +301,47 @@ def _error(row: CalibrationRecord, unit: str = "") -> str:
     return f"between {points(ends[0])} and {points(ends[1])}{unit}"
 
 
-def _comparison(
-    run: Summary, role: Role, rows: Mapping[str, CalibrationRecord], recalibration_noise: str
-) -> str:
-    """Compare posterior, last iterate and recalibrated posterior over the sites of one role.
-
-    Args:
-        run: The run.
-        role: Of which sites.
-        rows: By predictor.
-        recalibration_noise: Why the recalibrated probabilities are not to be used, or empty.
-    """
-    first = _first_row(rows)
-    if first is None:
-        return f"Calibration at {ROLES[role]} was not measured."
-    place = ROLES[role]
-    if any(row.over == "median" for row in rows.values()):
+def _measured(run: Summary, row: CalibrationRecord) -> str:
+    """Say how far the probabilities of a role's sites are off, by its row."""
+    place = ROLES[row.role]
+    size = f"n = {count(row.n)}"
+    if row.over == "median":
         place = f"the median of the {place}"
-    at_a_site = " at a site" if first.over == "median" else ""
-    size = f"n = {count(first.n)}{at_a_site}"
+        size += " at a site"
     metric = METRICS[run.measures.first[0]]
     if not metric.calibration_error:
         write = metric_writer(metric)
-        value = write(first.metric(metric.key))
-        ends = interval(first.intervals.get(metric.key), write)
+        value = write(row.metric(metric.key))
+        ends = interval(row.intervals.get(metric.key), write)
         text = f"At {place} {metric.name} is {value} {ends}".rstrip()
-        return f"{text} ({predictor_name(first)}; {size})."
-    text = f"At {place} {off_by(first)}"
-    if one_outcome(first):
+        return f"{text} ({predictor_name(row)}; {size})."
+    text = f"At {place} {off_by(row)}"
+    if one_outcome(row):
         return f"{text} ({size})."
-    text = f"{text} ({predictor_name(first)}; debiased RMS calibration error, {size})"
-    posterior = rows.get("posterior")
+    return f"{text} ({predictor_name(row)}; debiased RMS calibration error, {size})."
+
+
+def _comparison(run: Summary, role: Role) -> str:
+    """Compare the probabilities of the other predictors at the sites of a role, where measured."""
+    first = _first_row(run, role)
+    is_error = METRICS[run.measures.first[0]].calibration_error
+    if first is None or not is_error or one_outcome(first):
+        return ""
+    rows = headline_rows(run, role)
+    sentences = []
     last = rows.get("last")
+    posterior = rows.get("posterior")
+    if last and last is not first:
+        sentences.append(f"Those of the last iterate are off by {_error(last)}.")
+    if last and posterior:
+        sentences.append(_difference(posterior, last))
     recalibrated = rows.get("recalibrated")
-    after = ""
-    if posterior and recalibrated:
-        after = f" Recalibrated, they are off by {_error(recalibrated)}"
-        if recalibration_noise:
+    if recalibrated and posterior:
+        after = f"Recalibrated, they are off by {_error(recalibrated)}"
+        if run.recalibration_noise:
             after += ", but do not use that: the map is mostly privacy noise"
-        after += "."
-    if posterior is None or last is None:
-        return f"{text}.{after}"
-    return (
-        f"{text}; those of the last iterate by {_error(last)}. "
-        f"{_difference(posterior, last)}{after}"
-    )
+        sentences.append(f"{after}.")
+    return " ".join([_measured(run, first), *sentences]) if sentences else ""
 
 
 def _difference(posterior: CalibrationRecord, last: CalibrationRecord) -> str:

@@ -21,7 +21,6 @@ MAX_PLACES = 40
 TICKS = (0.0, 0.25, 0.5, 0.75, 1.0)
 PERCENT = ("0", "25", "50", "75", "100")
 MOST_WORST = 5
-MOST_NAMED = 3
 # The widest part of the axis that a bin of the plain histogram takes is a fifteenth.
 HISTOGRAM_BINS = 15
 UNITS = {"share": "%; ", "nats": "nats per record; ", "": ""}
@@ -43,7 +42,7 @@ def reliability_figure(row: ReliabilityRecord, title: str, subtitle: str) -> Fig
     axes.set(title="observed, %" if row.risk else "accuracy, %")
     axes.set_yticks(TICKS, PERCENT)
     look.quiet_grid(histogram, "y")
-    _draw_histogram(histogram, row)
+    draw_histogram(histogram, row)
     across = "confidence: probability of the predicted class, %"
     if row.risk:
         across = "predicted risk, %"
@@ -53,58 +52,8 @@ def reliability_figure(row: ReliabilityRecord, title: str, subtitle: str) -> Fig
     return figure
 
 
-def hospitals_figure(rows: Sequence[CalibrationRecord], title: str, subtitle: str) -> Figure:
-    """Draw each hospital's mean risk against the share of its patients with the event.
-
-    Args:
-        rows: Of single hospitals, with both.
-        title: Of the figure.
-        subtitle: Below it.
-    """
-    figure = look.titled_figure(title, subtitle, 3.4)
-    axes = figure.subplots()
-    look.quiet_grid(axes, "x")
-    look.quiet_grid(axes, "y")
-    axes.plot([0, 1], [0, 1], color=MUTED, linewidth=0.8, linestyle=(0, (4, 3)))
-    for row in rows:
-        if row.mean_risk is None or row.event_rate is None:
-            continue
-        ends = known_ends(row.intervals.get("event_rate"))
-        colour = predictor_style(row.predictor).colour
-        if ends is not None:
-            axes.plot([row.mean_risk] * 2, ends, color=BAND, linewidth=1.4, zorder=1)
-        axes.plot(
-            row.mean_risk,
-            row.event_rate,
-            "o",
-            color=colour,
-            markersize=5,
-            markerfacecolor="none" if row.role == "train" else colour,
-        )
-    # Names of many hospitals would cover each other.
-    farthest = sorted(rows, key=lambda row: -abs((row.mean_risk or 0) - (row.event_rate or 0)))
-    unseen = [row for row in farthest if row.role != "train"]
-    for row in (unseen or farthest)[:MOST_NAMED]:
-        label = look.short(row.site, 18)
-        to_the_left = (row.mean_risk or 0) > 0.5
-        axes.annotate(
-            label,
-            (row.mean_risk or 0, row.event_rate or 0),
-            xytext=(-6 if to_the_left else 6, 4),
-            textcoords="offset points",
-            ha="right" if to_the_left else "left",
-            size=7.5,
-            color=INK,
-        )
-    axes.text(0.03, 0.955, "above the line: risks too low", size=7.5, color=MUTED, va="top")
-    axes.text(0.985, 0.03, "below: risks too high", size=7.5, color=MUTED, ha="right")
-    axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="predicted, of 100 patients", title="happened")
-    axes.set_xticks(TICKS, PERCENT)
-    axes.set_yticks(TICKS, PERCENT)
-    return figure
-
-
-def _draw_histogram(axes: Axes, row: ReliabilityRecord) -> None:
+def draw_histogram(axes: Axes, row: ReliabilityRecord) -> None:
+    """Draw what share of the records has which risk, or confidence."""
     total = sum(part.n for part in row.bins)
     colour = predictor_style(row.predictor).colour
     for part in row.bins:

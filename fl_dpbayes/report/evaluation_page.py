@@ -9,7 +9,7 @@ from fl_dpbayes.report.figures import draw_figures
 from fl_dpbayes.report.page import write_page
 from fl_dpbayes.report.page_tables import all_metrics_table, facts
 from fl_dpbayes.report.summary import Summary
-from fl_dpbayes.report.template import BEGIN, END
+from fl_dpbayes.report.template import BEGIN, END, FACTS
 from fl_dpbayes.report.verdicts import verdicts
 
 EVALUATION = (
@@ -19,15 +19,16 @@ EVALUATION = (
 <h1>{{ title }}</h1>
 <p class="lead">On {{ row.n }} records {{ off_by | unbroken }}.</p>
 {% if verdicts %}{{ table(verdicts.shown, "What was seen") }}
-<p class="note">{{ words.VERDICT_NOTE }}</p>{% endif %}
+<p class="note">{{ words.VERDICT_BASIS }}</p>{% endif %}
 <p>Measured on this machine alone: nothing left it, and no privacy was spent. This page tells of \
 these records.</p>
 </header>
 <h2 id="figures">Calibration</h2>
-{% for item in reliability + roc + net_benefit %}{{ figure(item) }}{% endfor %}
+{% for item in (panels or reliability) + other_figures %}{{ figure(item) }}{% endfor %}
 <h2 id="measures">All measures</h2>
 {{ table(metrics, "All measures: accuracy and calibration errors in percentage points") }}
 """
+    + FACTS
     + END
 )
 

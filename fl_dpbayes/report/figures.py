@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TypeVar
@@ -10,18 +11,18 @@ from fl_dpbayes.calibration import METRICS, CalibrationRecord, ReliabilityRecord
 from fl_dpbayes.config import PREDICTORS
 from fl_dpbayes.report.calibration_figures import (
     heat_figure,
-    hospitals_figure,
     reliability_figure,
     sites_figure,
 )
 from fl_dpbayes.report.curve_figures import epsilon_figure, net_benefit_figure, roc_figure
 from fl_dpbayes.report.figure_style import DrawnFigure, drawn_figure, figure_name, save_figures
-from fl_dpbayes.report.headline import headline_predictor
+from fl_dpbayes.report.headline import headline_predictor, headline_role
+from fl_dpbayes.report.hospital_figures import HospitalPanel, hospital_figure, hospitals_figure
 from fl_dpbayes.report.numbers import UNDEFINED, count, decimal, interval, probability
 from fl_dpbayes.report.page_tables import error_cell
 from fl_dpbayes.report.run_files import EpsilonCurve
 from fl_dpbayes.report.summary import Summary
-from fl_dpbayes.report.verdicts import hospital_verdicts
+from fl_dpbayes.report.verdicts import calibration_words, hospital_verdicts, most_telling
 from fl_dpbayes.report.wording import ROLES, in_reading_order, predictor_name
 
 # "rotation (severity 3)", and as earlier runs wrote it.
@@ -36,22 +37,35 @@ def draw_figures(
     """Draw a run's figures and save them below its `figures` folder.
 
     Returns:
-        By the page's names: predicted risks and outcomes by hospital, reliability diagrams (per
-        role, last beside posterior), epsilon per round, each metric per site, the error by shift
-        and severity, ROC and decision curves (per role). A figure without data is left out.
+        By the page's names. Of the predictor that is read first: predicted risks and outcomes by
+        hospital, calibration of each, reliability diagrams per role, the decision curve, the error
+        by shift and severity. Of all: reliability diagrams, ROC and decision curves per role, each
+        metric per site. Epsilon per round. A figure without data is left out.
     """
     places = in_reading_order(run.places)
+    headline = headline_predictor(run)
     diagrams = _pooled_diagrams(run)
+    own_diagrams = [row for row in diagrams if row.predictor == headline]
+    own_curves = [row for row in _decision_curves(run) if row.predictor == headline]
+    role = headline_role(run)
     figures = {
         "hospitals_figure": [_draw_hospitals(run)],
-        "reliability": [_draw_reliability(run, row) for row in diagrams],
+        "panels": _draw_panels(run),
+        "reliability": [_draw_reliability(run, row) for row in own_diagrams],
+        "net_benefit": [_draw_net_benefit([row]) for row in own_curves if row.role == role],
         "epsilon": [_draw_epsilon(run, curves)],
-        "sites_figures": [
-            *(_draw_sites(places, key) for key in run.measures.drawn),
-            _draw_shifts(run),
+        "shifts": [_draw_shifts(run)],
+        "other_reliability": [
+            _draw_reliability(run, row) for row in diagrams if row.predictor != headline
         ],
-        "roc": [_draw_roc(run, rows) for rows in _by_role(row for row in diagrams if row.roc)],
-        "net_benefit": [_draw_net_benefit(rows) for rows in _by_role(_decision_curves(run))],
+        "other_figures": [
+            *(_draw_roc(run, rows) for rows in _by_role(row for row in diagrams if row.roc)),
+            *(
+                _draw_net_benefit(rows, name="net_benefits")
+                for rows in _by_role(_decision_curves(run))
+            ),
+            *(_draw_sites(places, key) for key in run.measures.drawn),
+        ],
     }
     drawn = {
         name: [figure for figure in optional if figure is not None]
@@ -101,6 +115,26 @@ def _draw_hospitals(run: Summary) -> DrawnFigure | None:
         description=f"{title}, {subtitle}.",
         draw=lambda: hospitals_figure(rows, title, subtitle),
     )
+
+
+def _draw_panels(run: Summary) -> list[DrawnFigure | None]:
+    """Draw the calibration of each hospital of the page's first table."""
+    diagrams = {(row.site, row.predictor): row for row in run.reliability if row.risk}
+    panels: list[DrawnFigure | None] = []
+    for hospital in most_telling(hospital_verdicts(run)):
+        row = hospital.row
+        content = HospitalPanel(row=row, diagram=diagrams.get((row.site, row.predictor)))
+        if row.mean_risk is None:
+            continue
+        title = f"{row.site}: {hospital.word}"
+        panels.append(
+            drawn_figure(
+                name=figure_name("calibration", str(len(panels))),
+                description=f"Calibration. {title}; {calibration_words(row)}",
+                draw=partial(hospital_figure, content, title),
+            )
+        )
+    return panels
 
 
 def _draw_reliability(run: Summary, row: ReliabilityRecord) -> DrawnFigure | None:
@@ -182,10 +216,12 @@ def _draw_roc(run: Summary, rows: Sequence[ReliabilityRecord]) -> DrawnFigure | 
     )
 
 
-def _draw_net_benefit(rows: Sequence[CalibrationRecord]) -> DrawnFigure | None:
+def _draw_net_benefit(
+    rows: Sequence[CalibrationRecord], name: str = "net_benefit"
+) -> DrawnFigure | None:
     title = f"{ROLES[rows[0].role].capitalize()}, decision curve"
     return drawn_figure(
-        name=figure_name("net_benefit", rows[0].role),
+        name=figure_name(name, rows[0].role),
         description=f"Net benefit per 100 records at each threshold. {title}.",
         draw=lambda: net_benefit_figure(rows, title),
     )

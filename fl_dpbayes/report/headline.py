@@ -7,6 +7,7 @@ from fl_dpbayes.calibration import (
     CalibrationRecord,
     CalibrationValues,
     metrics_hidden_by_noise,
+    recommended_predictor,
 )
 from fl_dpbayes.config import Role
 from fl_dpbayes.report.numbers import known_ends
@@ -87,13 +88,5 @@ def headline_role(run: Summary) -> Role:
 
 
 def headline_predictor(run: Summary) -> str:
-    """Return whose risks a hospital would take, chosen without a look at any outcome.
-
-    A level for each hospital where the run has one, else the averaged posterior, else the last
-    state.
-    """
-    measured = {row.predictor for row in run.places}
-    for predictor in ("hierarchical", "posterior"):
-        if predictor in measured:
-            return predictor
-    return "last"
+    """Return whose risks a hospital would take, chosen without a look at any outcome."""
+    return recommended_predictor({row.predictor for row in run.places})

@@ -10,14 +10,15 @@ from functools import partial
 from typing import Generic, TypeVar
 
 from fl_dpbayes.calibration import (
+    MOST_SHOWN,
     CalibrationRecord,
     ConformalRecord,
     ShiftDetectionRecord,
     SubgroupRecord,
     wilson_interval,
 )
-from fl_dpbayes.config import PREDICTORS
-from fl_dpbayes.report.headline import headline_predictor
+from fl_dpbayes.config import PREDICTORS, Role
+from fl_dpbayes.report.headline import headline_predictor, headline_role
 from fl_dpbayes.report.numbers import UNDEFINED, count, decimal, interval, known_ends, points
 from fl_dpbayes.report.page_tables import (
     AUROC,
@@ -90,9 +91,13 @@ def measure_tables(run: Summary) -> dict[str, PageTable | str]:
         "threshold": f"{100 * threshold:g}",
         **_first_and_further("operating", _operating_columns(threshold), decided, headline),
         **_first_and_further(
-            "subgroups", _subgroup_columns(run), _measured_subgroups(run), headline
+            "subgroups",
+            _subgroup_columns(run),
+            _measured_subgroups(run),
+            headline,
+            role=headline_role(run),
         ),
-        **_first_and_further("clinical", CLINICAL_COLUMNS, clinical),
+        "clinical": table_of(CLINICAL_COLUMNS, clinical),
         **_first_and_further("conformal", _conformal_columns(run), _pooled_first(run), headline),
         **_first_and_further("truth", TRUTH_COLUMNS, truth),
     }
@@ -118,12 +123,15 @@ class _Reading(Generic[Row]):
     further: list[Row] = field(default_factory=list)
 
 
-def _read_first(rows: Sequence[Row], predictor: str | None = None) -> _Reading[Row]:
-    """Part the rows that are read first from the others.
+def _read_first(
+    rows: Sequence[Row], predictor: str | None = None, role: Role | None = None
+) -> _Reading[Row]:
+    """Part the rows that are read first, at most twelve, from the others.
 
     Args:
         rows: In any order, which stays.
         predictor: The one that is read first; None for all of them.
+        role: Of the sites that are read first; None for all of them.
     """
     pooled_roles = {row.role for row in rows if row.site == f"pooled:{row.role}"}
     sites = {
@@ -133,7 +141,8 @@ def _read_first(rows: Sequence[Row], predictor: str | None = None) -> _Reading[R
     reading: _Reading[Row] = _Reading()
     for row in rows:
         single = row.role in pooled_roles and row.site in sites[row.role]
-        if not single and predictor in (None, row.predictor):
+        is_first = not single and predictor in (None, row.predictor) and role in (None, row.role)
+        if is_first and len(reading.first) < MOST_SHOWN:
             reading.first.append(row)
         elif not single or len(sites[row.role]) > 1:
             reading.further.append(row)
@@ -141,10 +150,14 @@ def _read_first(rows: Sequence[Row], predictor: str | None = None) -> _Reading[R
 
 
 def _first_and_further(
-    name: str, columns: Sequence[Column[Row]], rows: Sequence[Row], predictor: str | None = None
+    name: str,
+    columns: Sequence[Column[Row]],
+    rows: Sequence[Row],
+    predictor: str | None = None,
+    role: Role | None = None,
 ) -> dict[str, PageTable]:
     """Make the table of the rows that are read first, and that of the others."""
-    reading = _read_first(rows, predictor)
+    reading = _read_first(rows, predictor, role)
     return {
         name: _without_lone_predictor(columns, reading.first),
         f"further_{name}": _without_lone_predictor(columns, reading.further),
@@ -216,7 +229,8 @@ def _against_level(row: ConformalRecord) -> str:
     return "no clear difference"
 
 
-def _signed(value: float | None) -> str:
+def signed(value: float | None) -> str:
+    """Write a value with two places and its sign."""
     return f"+{value:.2f}" if value is not None and value > 0 else two_places(value)
 
 
@@ -226,7 +240,7 @@ CLINICAL_COLUMNS: tuple[Column[CalibrationRecord], ...] = (
     RECORDS,
     Column(
         "Intercept (0 if calibrated)",
-        lambda row: metric_cell(row, "calibration_intercept", _signed),
+        lambda row: metric_cell(row, "calibration_intercept", signed),
     ),
     Column(
         "Slope (1 if calibrated)", lambda row: metric_cell(row, "calibration_slope", two_places)

@@ -17,10 +17,14 @@ from fl_dpbayes.report.page_tables import FEW, facts, run_tables
 from fl_dpbayes.report.run_files import read_epsilon_curves, read_summary
 from fl_dpbayes.report.stylesheet import STYLESHEET
 from fl_dpbayes.report.summary import Summary
-from fl_dpbayes.report.template import CONTENTS, RUN
+from fl_dpbayes.report.template import CONTENTS, GLOSSARY, GLOSSARY_SECTION, RUN
+from fl_dpbayes.report.term_links import link_terms
 from fl_dpbayes.report.verdicts import TONES, verdicts
 
 PAGE = "report.html"
+FEW_WARNINGS = 3
+# Tables of more stand as one block a row on anything narrower than a desk.
+FEW_COLUMNS = 6
 HEADING = re.compile(r'<h2 id="(.+?)">(.+?)</h2>')
 # "[low, high]" and "n = 450".
 ONE_LINE = re.compile(r"\[[^\[\]]*\]|\bn = \d+")
@@ -48,6 +52,7 @@ def write_report(run_dir: Path | str) -> Path:
         words=wording,
         facts=facts(run),
         few=FEW,
+        few_warnings=FEW_WARNINGS,
         card=model_card(run),
         missing=_missing_baselines(run),
         **run_tables(run),
@@ -75,10 +80,13 @@ def write_page(folder: Path, template: str, **content: object) -> Path:
     """
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     environment.filters["unbroken"] = _unbroken
+    environment.globals["few_columns"] = FEW_COLUMNS
     environment.globals["tones"] = defaultdict(str, TONES)
     page = environment.from_string(template).render(stylesheet=Markup(STYLESHEET), **content)
     links = [f'<li><a href="#{name}">{title}</a></li>' for name, title in HEADING.findall(page)]
-    page = page.replace(CONTENTS, "".join(links), 1)
+    linked = link_terms(page.replace(CONTENTS, "".join(links), 1))
+    glossary = environment.from_string(GLOSSARY_SECTION).render(terms=linked.terms)
+    page = linked.page.replace(GLOSSARY, glossary, 1)
     write_atomically(folder / PAGE, page)
     return folder / PAGE
 

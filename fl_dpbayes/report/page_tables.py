@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 from rich import filesize
 
-from fl_dpbayes.calibration import METRICS, CalibrationRecord, Metric
+from fl_dpbayes.calibration import METRICS, MOST_SHOWN, CalibrationRecord, Metric
 from fl_dpbayes.config import PREDICTORS, Measures
 from fl_dpbayes.report.answer import one_outcome
 from fl_dpbayes.report.headline import median_rows
@@ -53,6 +53,7 @@ RowT = TypeVar("RowT", contravariant=True)
 CANNOT_TELL = "cannot tell"
 # Below this a place's differences may well be chance.
 FEW = 100
+SPENT_COLUMNS = ("Site", "Units n", "Steps", "ε spent", "ε of recalibration", "Budget", "Status")
 HOW_FITTED = {
     "majority": "the class shares of all training records, for everybody",
     "site_only": "a regression on one hospital's records: median, least to most",
@@ -89,6 +90,19 @@ class Column(Generic[RowT]):
     title: str
     write: Callable[[RowT], str | Cell]
     in_words: bool = False
+
+
+@dataclass(frozen=True)
+class FoldedTable:
+    """A table of which a page shows few rows.
+
+    Attributes:
+        shown: Those that matter most.
+        folded: The others.
+    """
+
+    shown: PageTable
+    folded: PageTable
 
 
 def page_table(
@@ -129,6 +143,25 @@ def table_of(
         columns=[column.title for column in columns],
         rows=cells,
         text_columns=(number for number, column in enumerate(columns) if column.in_words),
+    )
+
+
+def first_rows(
+    columns: Sequence[Column[RowT]], rows: Sequence[RowT], importance: Callable[[RowT], float]
+) -> FoldedTable:
+    """Part the rows that matter most, all where they are few, from the others; both in order.
+
+    Args:
+        columns: The columns.
+        rows: One record for each row.
+        importance: The larger the more it matters.
+    """
+    by_importance = sorted(range(len(rows)), key=lambda place: -importance(rows[place]))
+    first = sorted(by_importance[:MOST_SHOWN])
+    further = sorted(by_importance[MOST_SHOWN:])
+    return FoldedTable(
+        shown=table_of(columns, [rows[place] for place in first], grouped=False),
+        folded=table_of(columns, [rows[place] for place in further], grouped=False),
     )
 
 
@@ -213,7 +246,7 @@ def _measure_column(metric: Metric) -> _CalibrationColumn:
     return Column(title, lambda row: metric_cell(row, metric.key, write))
 
 
-def run_tables(run: Summary) -> dict[str, PageTable]:
+def run_tables(run: Summary) -> dict[str, PageTable | FoldedTable]:
     """Gather the tables of who took part, what it cost and how it is calibrated.
 
     Returns:
@@ -228,6 +261,7 @@ def run_tables(run: Summary) -> dict[str, PageTable]:
             rows=[(row.name, row.value) for row in run.settings],
             text_columns=(0, 1),
         ),
+        "spent": spent_table(run),
         "privacy": privacy_table(run),
         "releases": page_table(
             ("What", "How it left a site"),
@@ -374,6 +408,17 @@ def privacy_table(run: Summary) -> PageTable:
     Epsilon and mu are rounded up. Columns that say nothing in this run are left out: budget, delta
     and mu without privacy, temperature without one.
     """
+    rows = [*run.privacy, *run.evaluation_privacy]
+    return table_of(_privacy_columns(run), rows, grouped=False)
+
+
+def spent_table(run: Summary) -> FoldedTable:
+    """Show what training cost each site, in short; first those that spent most."""
+    columns = [column for column in _privacy_columns(run) if column.title in SPENT_COLUMNS]
+    return first_rows(columns, run.privacy, lambda row: row.largest_epsilon or 0.0)
+
+
+def _privacy_columns(run: Summary) -> list[Column[EvaluationPrivacyRecord]]:
     sites = {site.name: site for site in run.sites}
 
     def of_training(
@@ -418,7 +463,7 @@ def privacy_table(run: Summary) -> PageTable:
     if tempered(run):
         columns.append(Column("Temperature", of_training(_temperature_cell)))
     columns.append(Column("Status", _status, in_words=True))
-    return table_of(columns, [*run.privacy, *run.evaluation_privacy], grouped=False)
+    return columns
 
 
 def _temperature_cell(row: PrivacyRecord) -> Cell:
@@ -431,8 +476,11 @@ def _status(row: EvaluationPrivacyRecord) -> str:
     return "evaluation"
 
 
-def sites_table(run: Summary) -> PageTable:
-    """Describe each site: size, how often the event happens, and its subgroups' shares."""
+def sites_table(run: Summary) -> FoldedTable:
+    """Describe each site: size, how often the event happens, its subgroups' shares.
+
+    First come the largest.
+    """
     columns: list[Column[SiteRecord]] = [
         Column("Site", lambda site: site.name, in_words=True),
         Column(
@@ -451,7 +499,7 @@ def sites_table(run: Summary) -> PageTable:
     columns += [
         Column(title, partial(_share_at, shares)) for title, shares in _subgroup_shares(run).items()
     ]
-    return table_of(columns, run.sites)
+    return first_rows(columns, run.sites, lambda site: site.n or 0)
 
 
 def _units_cell(site: SiteRecord) -> Cell:

@@ -5,9 +5,11 @@ Every value in them is escaped unless it is one of our own figures.
 
 # Where the list of contents goes, which is read off the headings.
 CONTENTS = "<!-- contents -->"
+GLOSSARY = "<!-- glossary -->"
 BEGIN = """\
 {%- macro table(content, caption, extent="") -%}
-<div class="scroll {{ extent }}" tabindex="0" role="region" aria-label="{{ caption }}">
+<div class="scroll {{ extent }}{% if content.columns | length > few_columns %} wide{% endif %}" \
+tabindex="0" role="region" aria-label="{{ caption }}">
 <table><caption class="hidden">{{ caption }}</caption>
 <thead><tr>
 {%- for column in content.columns %}<th scope="col"{% if loop.index0 in content.text_columns %} \
@@ -19,7 +21,8 @@ class="text"{% endif %}>
 <tr{% if not row[0][0] %} class="more"{% endif %}>
 {%- for value, quiet in row %}
 {%- set tone = tones[value[:1]] -%}
-<td{% if loop.index0 in content.text_columns %} class="text"{% endif %}>
+<td data-label="{{ content.columns[loop.index0] }}"{% if loop.index0 in content.text_columns %} \
+class="text"{% endif %}>
 {%- if tone %}<span class="tone {{ tone }}">{{ value }}</span>{% else %}{{ value }}{% endif %}
 {%- if quiet %} <small>{{ quiet }}</small>{% endif %}</td>{% endfor %}</tr>
 {%- endfor %}
@@ -53,15 +56,31 @@ there are few records.
 <body>
 <main>
 """
-END = """\
+FACTS = """\
 <dl>{% for name, value in facts.items() %}<dt>{{ name }}</dt><dd>{{ value }}</dd>{% endfor %}</dl>
+"""
+END = (
+    GLOSSARY
+    + """
 </main>
 </body>
 </html>
 """
+)
+# Filled with the words that a page uses, once it is written.
+GLOSSARY_SECTION = """\
+<details class="card" id="glossary"><summary>Glossary</summary>
+<dl>{% for term in terms %}<dt id="{{ term.anchor }}">{{ term.name }}</dt>
+<dd>{{ term.meaning }} <span class="note">{{ term.example }}</span></dd>{% endfor %}</dl>
+</details>
+"""
 
 RUN_ANSWER = (
     """\
+{%- macro calibration_sentences() -%}
+<ul><li>{{ answer.calibration | unbroken }}</li>
+{% for text in answer.elsewhere %}<li>{{ text | unbroken }}</li>{% endfor %}</ul>
+{%- endmacro -%}
 <header class="answer">
 <h1>{{ run.scenario }}{% if not run.private %} (not private){% elif run.seeded %} (seeded: not \
 private)\
@@ -69,35 +88,96 @@ private)\
 <p class="lead">{{ answer.lead }}{% if verdicts %} {{ verdicts.sentence }}{% endif %}</p>
 {% if verdicts %}{{ table(verdicts.shown, "What was seen at each hospital", "whole") }}
 {{ further(verdicts.folded, "The other hospitals") }}
+<p class="note">{{ words.VERDICT_BASIS }}</p>
 {% for item in hospitals_figure %}{{ figure(item) }}{% endfor %}
-<p class="note">{{ words.VERDICT_NOTE }}</p>{% endif %}
+{% endif %}
 <p><strong>{{ answer.advice }}</strong></p>
-<ul><li>{{ answer.calibration | unbroken }}</li>
-{% for text in answer.elsewhere %}<li>{{ text | unbroken }}</li>{% endfor %}</ul>
-{% if answer.baselines %}<p>{{ answer.baselines }}</p>{% endif %}
-<p>{{ answer.privacy | unbroken }}</p>
+{% if not verdicts %}{{ calibration_sentences() }}{% endif %}
 {% if answer.cautions %}<div class="caution">{% for text in answer.cautions %}<p>{{ text }}</p>{% \
 endfor %}</div>
+{% endif %}
+{% if run.warnings %}
+<div class="caution" id="warnings">{% for text in run.warnings[:few_warnings] %}<p>{{ text }}</p>\
+{% endfor %}
+{% if run.warnings | length > few_warnings %}<details><summary>All {{ run.warnings | length }} \
+warnings</summary>
+{% for text in run.warnings[few_warnings:] %}<p>{{ text }}</p>{% endfor %}</details>{% endif %}
+</div>
 {% endif %}
 <nav aria-label="Contents"><ul>"""
     + CONTENTS
     + """</ul></nav>
 </header>
-{% if run.warnings %}
-<h2 id="warnings">Warnings</h2>
-<div class="caution">{% for text in run.warnings %}<p>{{ text }}</p>{% endfor %}</div>
-{% endif %}
 """
 )
+RUN_PRIVACY = """\
+<h2 id="privacy">{{ "What privacy cost" if run.private else "Training" }}</h2>
+<p>{{ answer.privacy | unbroken }}</p>
+{% if spent.shown.rows %}
+{{ table(spent.shown, "Privacy spent by each site" if run.private else "Training of each site") }}
+{{ further(spent.folded, "The other sites") }}
+{% else %}<p>No site trained.</p>{% endif %}
+<details><summary>{{ "The whole account" if run.private else "All of training" }}</summary>
+{% if privacy.rows %}{{ table(privacy, "The whole account of each site") }}{% endif %}
+<div class="figures">
+{% if epsilon %}{{ figure(epsilon[0]) }}{% endif %}
+<div>
+{% for text in words.privacy_notes(run) %}<p class="note">{{ text }}</p>{% endfor %}
+</div></div></details>
+"""
 RUN_SITES = """\
-<h2 id="sites">Hospitals and their patients</h2>
-{{ table(sites, "Sites of the run") }}
+<h2 id="sites">Who trained</h2>
+{{ table(sites.shown, "Sites of the run") }}
+{{ further(sites.folded, "The other hospitals") }}
 <p class="note">{% if run.data %}Data: {{ run.data }}. {% endif %}Units as each site declares \
 them; shares are those of
 its test records. Few: fewer than {{ few }}, so that a difference may well be chance.</p>
 """
-RUN_BASELINES = """\
-<h2 id="baselines">Beside simpler predictors</h2>
+RUN_CALIBRATION = """\
+<h2 id="calibration">Calibration of each hospital</h2>
+{% if not calibration.rows %}<p>No calibration was measured.</p>{% endif %}
+{% if verdicts %}
+{{ calibration_sentences() }}
+<p class="note">Risks are of {{ words.event(run) }}. Curve: how often it happened at each \
+predicted \
+risk, with its 95%
+band; on the dashed line risks are calibrated. Where few patients tell no curve, points with \
+intervals.
+{% if verdicts.folded.rows %}Drawn are the hospitals of the first table.{% endif %}</p>
+<div class="figures">{% for item in panels %}{{ figure(item) }}{% endfor %}</div>
+{% elif reliability %}
+<p class="note">Grey band: where 95% of a calibrated model's points would lie; a filled point lies \
+outside it.</p>
+<div class="figures">{% for item in reliability %}{{ figure(item) }}{% endfor %}</div>
+{% endif %}
+"""
+RUN_SUBGROUPS = """\
+{% if subgroups.rows %}
+<h2 id="subgroups">Subgroups</h2>
+{{ table(subgroups, "Calibration of each subgroup") }}
+<p class="note">{{ run.measures.note }} Compare intervals, not values: of twenty 95% intervals one \
+misses by chance.</p>
+{{ further(further_subgroups, "All subgroups, by every predictor") -}}
+{% endif %}
+"""
+RUN_CLINICAL = """\
+{% if operating.rows or net_benefit %}
+<h2 id="clinical">Decisions</h2>
+{% for item in net_benefit %}{{ figure(item) }}{% endfor %}
+{% if net_benefit %}<p class="note">The model is worth using where its net benefit lies above both \
+"treat all" and "treat none".</p>{% endif %}
+{% if operating.rows %}{{ table(operating, "Decisions at a threshold of risk") }}
+<p class="note">An alarm from a risk of {{ threshold }}% on: about how often the event happens \
+where the model trained (50% where that is not known). No threshold is right for every use.</p>\
+{% endif %}
+{{ further(further_operating, "The same at every site, by every predictor") -}}
+{% endif %}
+"""
+RUN_FURTHER = """\
+<h2 id="further">For experts</h2>
+<details id="predictors"><summary>Other predictors, and simpler ones</summary>
+{% if answer.comparison %}<p>{{ answer.comparison | unbroken }}</p>{% endif %}
+{% if answer.baselines %}<p>{{ answer.baselines }}</p>{% endif %}
 {% if baselines.rows %}{{ table(baselines, "The run's predictors beside simpler ones") }}
 <p class="note">On the same test records, computed from training records without privacy: not \
 covered by epsilon, and
@@ -106,234 +186,133 @@ the same features.
 Lower is better for NLL and RMS. {% for name, why in missing.items() %}Not computed: {{ name }}, \
 for {{ why }}.
 {% endfor %}</p>
-{% else %}<p>Not computed: {{ missing.values() | first | default("only a simulation has all \
-records at hand") }}.</p>
+{% else %}<p>Simpler ones were not computed: {{ missing.values() | first | default("only a \
+simulation has all records at hand") }}.</p>
 {% endif %}
-"""
-RUN_CALIBRATION = """\
-<h2 id="calibration">Calibration</h2>
+<div class="figures">{% for item in other_reliability %}{{ figure(item) }}{% endfor %}</div>
+</details>
+<details id="measures"><summary>All measures</summary>
 {% if calibration.rows %}
 {{ table(calibration, "Calibration over all sites of a role") }}
 <p class="note">{{ run.measures.note }}\
 {% if run.calibration | selectattr("noised") | list %} {{ words.NOISED_NOTE }}{% endif %}</p>
-{% else %}<p>No calibration was measured.</p>{% endif %}
-{% if "ece" in run.measures.first %}
-<details class="guide"><summary>How to read this</summary>
-{{ calibrated() }} The plain ECE does: compare it only with the value in parentheses beside it.</p>
-<p>NLL and Brier score are lower where probabilities are better, whether through calibration or \
-through accuracy.
-NLL has no interval where one more wrong answer could change it too much: few records, or \
-probabilities near 0. ACE
-(equal-mass bins) and SCE (equal-width bins) average the error over classes; MCE is the worst bin \
-and depends on few
-records. Epistemic is the disagreement of the posterior's samples, aleatoric the uncertainty that \
-they share.</p>
-<p>AURC is the error rate among the most confident records, averaged over how many of them are \
-kept; its excess is what
-a perfect ranking would save.</p>
-</details>
+{{ table(all_metrics, "All metrics at every site") }}
 {% endif %}
-{% if reliability %}
-<h3>Reliability</h3>
-<p class="note">Grey band: where 95% of a calibrated model's points would lie; a filled point lies \
-outside it.
-{% if run.reliability and run.reliability[0].risk %}Risks are of {{ words.event(run) }}.{% endif %}
-With fewer than 1,500 records, bins hold about equally many.</p>
-<div class="figures">{% for item in reliability %}{{ figure(item) }}{% endfor %}</div>
-{% endif %}
-{% if sites_figures %}
-<h3>Site by site</h3>
-<div class="figures">{% for item in sites_figures %}{{ figure(item) }}{% endfor %}</div>
-{% endif %}
-{{ further(all_metrics, "All metrics at every site") -}}
-"""
-RUN_SUBGROUPS = """\
-{% if subgroups.rows %}
-<h2 id="subgroups">Subgroups</h2>
-{{ table(subgroups, "Calibration of each subgroup") }}
-<p class="note">{{ run.measures.note }}{% if headline %} Of the {{ headline }}.{% endif %}</p>
-{{ further(further_subgroups, "Subgroups at every site, by every predictor") -}}
-<details class="guide"><summary>How to read this</summary>
-<p>A model can be right on average and wrong for women, or for the old. Compare intervals of \
-subgroups, not values: a
-small one has a wide interval, and of twenty 95% intervals one misses by chance alone.</p>
-</details>
-{% endif %}
-"""
-RUN_CLINICAL = """\
-{% if clinical.rows or net_benefit %}
-<h2 id="clinical">What clinicians report</h2>
-{% if operating.rows %}{{ table(operating, "Decisions at a threshold of risk") }}
-<p class="note">An alarm from a risk of {{ threshold }}% on: the multiple of 5% nearest to how \
-often the event happens
-among the training sites' test records (50% where that is not known); no threshold is right for \
-every use. [95%
-interval].</p>{% endif %}
-{{ further(further_operating, "The same at every site, by every predictor") -}}
 {% if clinical.rows %}{{ table(clinical, "Calibration intercept and slope") }}{% endif %}
-{{ further(further_clinical, "Intercept and slope at every site") -}}
-{% if net_benefit or roc %}
-<p class="note">{% if roc %}ROC curves from sums that left without noise; the band holds all that \
-these sums allow. {% endif %}Intervals hold the noise on noised sums.</p>
-<div class="figures">{% for item in roc + net_benefit %}{{ figure(item) }}{% endfor %}</div>
-{% endif %}
-<details class="guide"><summary>How to read this</summary>
-<p>Intercept: below 0, the model predicts more cases than there are; above 0, fewer. Slope: below \
-1, its probabilities
-are too extreme (low ones too low, high ones too high); above 1, too timid. An interval that holds \
-0, or 1, shows no
-error.</p>
-<p>Sensitivity: of those with the event, the share above the threshold; specificity: of the \
-others, the share below;
-PPV and NPV: how many alarms, and how many reassurances, are right at this place's frequency of \
-the event.</p>
-<p>Net benefit counts each rightly treated patient as 1 and charges each wrongly treated one what \
-the threshold implies:
-at 20%, a quarter. The model is worth using where its curve lies above both "treat all" and "treat \
-none".</p>
+<div class="figures">{% for item in (reliability if verdicts else []) + shifts + other_figures %}\
+{{ figure(item) }}{% endfor %}</div>
+<p class="note">ROC curves are from sums that left without noise; the band holds all that these \
+sums allow.</p>
 </details>
-{% endif %}
 """
 RUN_CONFORMAL = """\
 {% if conformal.rows %}
-<h2 id="conformal">Prediction sets</h2>
+<details id="conformal"><summary>Prediction sets</summary>
 {{ table(conformal, "Coverage and size of prediction sets") }}
 {% if calibrated_on %}<p class="note">Asked for: {{ level }}. Sets calibrated on
 {{ calibrated_on }}. Coverage with its 95% interval; size is the mean number of classes in a set
 {%- if headline %}; {{ headline }}{% endif %}.</p>{% endif %}
-{{ further(further_conformal, "Prediction sets at every site, by every predictor") -}}
-<details class="guide"><summary>How to read this</summary>
-<p>A conformal prediction set names all plausible classes, as many as it takes to hold the right \
-one as often as was
-asked. That is promised only for records like those that the sets were calibrated on. "Too low": \
-below what was asked by
-more than the chance of these test records; with 100 records to calibrate on, coverage may be 6 \
-points off even at the
-training sites. A set that names every class is never wrong and says nothing; an empty one counts \
-as wrong.</p>
-<p>Weights adapt the sets to another prevalence: that of the place's labels shows what could be \
-had at best, that of its
-predictions what a hospital without labels can have.</p>
+{% if further_conformal.rows %}{{ table(further_conformal, "Prediction sets at every site, by \
+every \
+predictor") }}{% endif %}
+<p class="note">A conformal prediction set names all plausible classes, as many as it takes to \
+hold \
+the right one as often as was asked. That is promised only for records like those that the sets \
+were calibrated on. With 100 of them, coverage may be 6 points off even at the training sites. A \
+set that names every class says nothing; an empty one counts as wrong.</p>
+<p class="note">Weights adapt the sets to another prevalence. Those by the place's labels show \
+what \
+could be had at best; those by its predictions, what a hospital without labels can have.</p>
 </details>
 {% endif %}
 """
 RUN_UNCERTAINTY = """\
 {% if shift_detection.rows %}
-<h2 id="uncertainty">Uncertainty at new sites</h2>
+<details id="uncertainty"><summary>Uncertainty at new sites</summary>
 {{ table(shift_detection, "How well uncertainty tells new sites from training sites") }}
-<p class="note">AUROC with its 95% interval and its bounds (the sums leave the order of almost \
-equal uncertainties
-open), against the training sites' test records
-{%- if reference_records %} (n = {{ reference_records }}){% endif %}; average of posterior
+<p class="note">AUROC with its 95% interval, and its bounds where the sums leave the order of \
+almost equal uncertainties open. It is against the training sites' test records
+{%- if reference_records %} (n = {{ reference_records }}){% endif %}; average of posterior \
 samples.</p>
-<details class="guide"><summary>How to read this</summary>
-<p>The chance that a record of the place has a higher uncertainty than one of the training sites. \
-0.5: the model does
-not notice that it is elsewhere; near 1: it is less sure there, as it should be; below 0.5: surer \
-than at home, the
-dangerous case. Epistemic is the disagreement of the posterior's samples; total adds what they \
+<p class="note">It is the chance that a record of the place is less certain than one of the \
+training sites. At 0.5 the model does not notice that it is elsewhere; below, it is surer than at \
+home: the dangerous case. Epistemic is the disagreement of the samples; total adds what they \
 share.</p>
 </details>
 {% endif %}
 """
 RUN_TRUTH = """\
 {% if truth.rows %}
-<h2 id="truth">Against the known truth</h2>
+<details id="truth"><summary>Against the known truth</summary>
 {{ table(truth, "Estimated and true calibration errors") }}
-<p class="note">Errors in percentage points, [95% interval].</p>
-{{ further(further_truth, "Truth at every site") -}}
-<details class="guide"><summary>How to read this</summary>
-<p>These records are made up, so the probability of each class is known, and with it the true \
-error, without the chance
-in the labels. About 95 of 100 intervals should hold it. The plain ECE lies above it where records \
-are few.</p>
+{% if further_truth.rows %}{{ table(further_truth, "Truth at every site") }}{% endif %}
+<p class="note">Errors in percentage points, [95% interval]. These records are made up, so the \
+true \
+error is known, without the chance in the labels. About 95 of 100 intervals should hold it.</p>
 </details>
 {% endif %}
 """
 RUN_SETTINGS = """\
-{% if settings.rows %}
-<h2 id="settings">What was run</h2>
-{{ table(settings, "What was run") }}
-{% endif %}
-"""
-RUN_PRIVACY = """\
-<h2 id="privacy">{{ "Privacy per site" if run.private else "Training per site" }}</h2>
-{% if privacy.rows %}
-{{ table(privacy, "Privacy spent by each site" if run.private else "Training of each site") }}
-{% else %}<p>No site trained.</p>{% endif %}
-<div class="figures">
-{% if epsilon %}{{ figure(epsilon[0]) }}{% endif %}
-<div>
-{% for text in words.privacy_notes(run) %}<p class="note">{{ text }}</p>{% endfor %}
-</div></div>
-{% if hospitals.rows %}<h2 id="hospitals">How hospitals differ</h2>
+<details id="settings"><summary>What was run, what left each site, what it took</summary>
+{% if settings.rows %}{{ table(settings, "What was run") }}{% endif %}
+{% if hospitals.rows %}<h3>How hospitals differ</h3>
 {{ table(hospitals, "How hospitals differ") }}{% endif %}
-"""
-RUN_RELEASES = """\
-<h2 id="releases">What left each site</h2>
+<h3 id="releases">What left each site</h3>
 {% if releases.rows %}{{ table(releases, "What left each site") }}
 {% else %}<p>This run kept no list of releases.</p>{% endif %}
 {% if participation.rows %}<h3>Who took part in which round</h3>
 {{ table(participation, "Who took part in which round") }}{% endif %}
-"""
-RUN_COST = """\
-<h2 id="cost">Cost</h2>
+<h3 id="cost">Bytes and seconds</h3>
 {{ table(cost, "Bytes and seconds") }}
 {% if passes.rows %}
-<details><summary>How many records were computed at a time</summary>
+<h3>How many records were computed at a time</h3>
 {{ table(passes, "Passes over records") }}
 <p class="note">A record's result must not depend, by its last digit, on the records beside it. \
-Each site tries that on
-made-up records and computes as many at a time as stand alone. "Aligned": zeros behind each row; \
-"separate": a product
-for each row. The time of a record is measured on made-up records, beside a plain pass of the \
-wanted size.</p>
-</details>
+Each site tries that on made-up records and computes as many at a time as stand alone. "Aligned": \
+zeros behind each row; "separate": a product for each row. The time of a record is that of made-up \
+ones, beside a plain pass of the wanted size.</p>
 {% endif %}
+</details>
 """
 RUN_LIMITS = """\
-<h2 id="limits">Limits</h2>
-<details class="guide" open><summary>What these numbers do not say</summary>
+<details id="limits"><summary>What these numbers do not say</summary>
 {% if run.private %}
-<p>Each ε bounds what the site's releases tell about {{ words.neighbours(run) }}; a person with \
-records at several
-sites, or more records than one unit holds, is protected less. δ is the probability with which the \
-bound may fail.</p>
+<p>Each ε bounds what the site's releases tell about {{ words.neighbours(run) }}. A person with \
+records at several sites, or more records than one unit holds, is protected less.</p>
 {% endif %}
 <p>{% if not run.configurations_tried %}How many configurations were tried is not recorded. {% \
 endif %}
 Choosing between configurations by their results on the same records flatters the chosen one
 {%- if run.private %}, and costs privacy that ε does not contain{% endif %}.</p>
-<p>Intervals cover the chance of the test records (and of added noise), not of another training \
-run, and not of sites
-unlike the ones tested. Intervals that do not overlap show a difference; intervals that overlap \
-leave it open.</p>
+<p>Intervals cover the chance of the test records (and of added noise). They do not cover another \
+training run, nor sites unlike the ones tested. Intervals that do not overlap show a difference; \
+intervals that overlap leave it open.</p>
 </details>
 """
 RUN_CARD = """\
-<h2 id="card">Model card</h2>
-<details class="card"><summary>What this run knows of the items of TRIPOD+AI</summary>
+<details class="card" id="card"><summary>Model card: what this run knows of the items of \
+TRIPOD+AI</summary>
 <dl>{% for name, value in card.items() %}<dt>{{ name }}</dt><dd>{{ value }}</dd>{% endfor %}</dl>
 </details>
-<h2 id="run">This run</h2>
+<details class="card" id="run"><summary>This run</summary>
 """
 RUN = (
     BEGIN
     + RUN_ANSWER
+    + RUN_PRIVACY
     + RUN_SITES
-    + RUN_BASELINES
     + RUN_CALIBRATION
     + RUN_SUBGROUPS
     + RUN_CLINICAL
+    + RUN_FURTHER
     + RUN_CONFORMAL
     + RUN_UNCERTAINTY
     + RUN_TRUTH
     + RUN_SETTINGS
-    + RUN_PRIVACY
-    + RUN_RELEASES
-    + RUN_COST
     + RUN_LIMITS
     + RUN_CARD
+    + FACTS
+    + "</details>\n"
     + END
 )
 
@@ -419,5 +398,6 @@ STUDY = (
     + STUDY_PRIVACY
     + STUDY_FIGURES
     + STUDY_NUMBERS
+    + FACTS
     + END
 )

@@ -1,9 +1,9 @@
 """The words for roles, predictors and adjacency, and the notes below the table of privacy."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeVar
 
-from fl_dpbayes.calibration import CalibrationRecord, ReliabilityRecord
+from fl_dpbayes.calibration import CalibrationRecord, ReliabilityRecord, Verdict
 from fl_dpbayes.config import PREDICTORS
 from fl_dpbayes.report.numbers import probability, rounded_up, significant
 from fl_dpbayes.report.summary import PrivacyRecord, Summary
@@ -24,12 +24,25 @@ NOISED_NOTE = (
     "Noised: the sums left with privacy noise, which the intervals hold. Cannot tell: the interval "
     "is too wide to say anything."
 )
-VERDICT_NOTE = (
-    "Fits here: the odds of the risks are off by less than a factor of 2, and patients are in a "
-    "better order than by chance. Recalibrate first: the order is there, but the level or the "
-    "spread of the risks is off. Does not fit: there is hardly any order (AUROC below 0.6). Too "
-    "few to tell: the patients seen so far leave it open. Read off 95% intervals, for patients "
-    "like those tested. This is no medical device."
+# What each word of `calibration.verdict` says of 95 % intervals.
+VERDICT_RULES: Mapping[Verdict, str] = {
+    "fits here": (
+        "The odds of the risks are off by less than a factor of 2, and patients are in a better "
+        "order than by chance."
+    ),
+    "recalibrate first": "The order is there, but the level or the spread of the risks is off.",
+    "does not fit": "There is hardly any order (AUROC below 0.6).",
+    "too few to tell": "The patients seen so far leave it open.",
+}
+VERDICT_BASIS = "Read off 95% intervals, for patients like those tested. This is no medical device."
+VERDICT_NOTE = " ".join(
+    [
+        *(
+            f"{word.capitalize()}: {rule[0].lower()}{rule[1:]}"
+            for word, rule in VERDICT_RULES.items()
+        ),
+        VERDICT_BASIS,
+    ]
 )
 # A share of the budget: a site that spent more than this left nothing worth a note.
 MOST_OF_BUDGET = 0.98
@@ -87,15 +100,10 @@ def _epsilon_notes(run: Summary) -> Iterator[str]:
     if unspent is not None:
         yield (
             f"{unspent.site} spent {rounded_up(unspent.epsilon)} of a budget of "
-            f"{significant(unspent.budget)}: coupling 'floor' never "
-            "adds less noise than the planned temperature needs, which alone is more private. "
-            "More steps or a lower "
-            "temperature would use the rest; a smaller budget changes nothing."
+            f"{significant(unspent.budget)}: less than allowed, as the sampler itself needs this "
+            "much noise. More steps or a lower temperature would use the rest."
         )
-    yield (
-        "ε after a round holds if the run's end was fixed beforehand; else the plan's, and "
-        "always the budget."
-    )
+    yield "If you stop early because of what you saw, count the full plan."
     if run.chains > 1:
         yield f"{run.chains} chains per site: their costs add up to this one account."
     if any(row.recalibration_epsilon is not None for row in run.privacy):

@@ -31,6 +31,7 @@ from fl_dpbayes.calibration.federation.subgroups import (
 )
 from fl_dpbayes.calibration.metrics.errors import reliability_bins
 from fl_dpbayes.calibration.metrics.ranking import roc_points
+from fl_dpbayes.calibration.metrics.smooth_curve import smooth_curve
 from fl_dpbayes.calibration.noised_counts import (
     NoisedCounts,
     largest_sensitivity,
@@ -48,6 +49,7 @@ from fl_dpbayes.calibration.records import (
 from fl_dpbayes.calibration.statistics import CalibrationStatistics
 from fl_dpbayes.calibration.summarise import summarise, summarise_noised
 from fl_dpbayes.calibration.sums import Shapes, SumsForm, Total, sparse
+from fl_dpbayes.calibration.verdict import MOST_SHOWN, recommended_predictor, telling_order
 from fl_dpbayes.config import (
     MAX_GROUP_ATTRIBUTES,
     PREDICTORS,
@@ -71,9 +73,9 @@ from fl_dpbayes.protocol import (
 )
 
 ROLES: tuple[Role, ...] = ("held_out", "shifted", "train")
-POOLED = {f"pooled:{role}" for role in ROLES}
-# One diagram for each site: more would be read by nobody, and make the largest part of a summary.
+# Where more sites were tested, only those have a diagram that a page shows first.
 MAX_RELIABILITY_SITES = 24
+POOLED = {f"pooled:{role}" for role in ROLES}
 # A site's decision curve is two thirds of its row, and of that of each of its subgroups.
 MAX_CURVE_SITES = 100
 HEADLINE_PREDICTORS = ("posterior", "last")
@@ -260,16 +262,12 @@ class Evaluation:
 
     def calibration_rows(self) -> list[CalibrationRecord]:
         """Summarise pooled roles first, then the means over the sites of each, then sites."""
-        sites = [self._calibration_row(place) for place in self.places]
-        return [*self._pooled_rows, *mean_rows(sites), *sites]
+        return [*self._pooled_rows, *mean_rows(self._site_rows), *self._site_rows]
 
     def reliability_rows(self) -> list[ReliabilityRecord]:
-        """Return diagrams of exact sums: of pooled roles, then of few sites' first predictor."""
-        drawn = list(self._pooled)
-        if len(self._sites) <= MAX_RELIABILITY_SITES:
-            drawn += [place for place in self.places if place.predictor == self._headline]
+        """Return diagrams of exact sums: of pooled roles, then of the sites that a page shows."""
         rows = []
-        for place in drawn:
+        for place in [*self._pooled, *self._shown_sites]:
             statistics = place.of_classes
             if statistics is None:
                 continue
@@ -282,9 +280,24 @@ class Evaluation:
                     risk=statistics.risk is not None,
                     roc=roc_points(statistics) if place.site in POOLED else (),
                     bins=reliability_bins(statistics),
+                    curve=smooth_curve(statistics),
                 )
             )
         return rows
+
+    @property
+    def _shown_sites(self) -> list[Place]:
+        """The most telling sites, of the predictor that a hospital would take.
+
+        More diagrams would be read by nobody, and make the largest part of a summary.
+        """
+        predictor = recommended_predictor({place.predictor for place in self.places})
+        rows = {row.site: row for row in self._site_rows if row.predictor == predictor}
+        places = [place for place in self.places if place.predictor == predictor]
+        if len(places) > MAX_RELIABILITY_SITES:
+            places.sort(key=lambda place: telling_order(rows[place.site]))
+            return places[:MOST_SHOWN]
+        return places
 
     def class_shares(self, site: str) -> tuple[float, ...] | None:
         """Return the share of each class among a site's test records.
@@ -409,6 +422,11 @@ class Evaluation:
                 pooled(places) for places in by_predictor.values() if len(places) == len(sites)
             ]
         return pools
+
+    @cached_property
+    def _site_rows(self) -> list[CalibrationRecord]:
+        """The rows of single sites; all have answered."""
+        return [self._calibration_row(place) for place in self.places]
 
     @cached_property
     def _pooled_rows(self) -> list[CalibrationRecord]:

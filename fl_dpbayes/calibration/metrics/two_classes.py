@@ -6,36 +6,23 @@ robust (sandwich) one is too small where errors are rare and none was seen.
 """
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import brentq, minimize
+from scipy.optimize import brentq
 from scipy.special import expit, logit
 
-from fl_dpbayes.calibration.bins import CONFIDENCE, COUNT, FINE_BINS, OUTCOME, Floats, coarsen
+from fl_dpbayes.calibration.bins import CONFIDENCE, COUNT, FINE_BINS, OUTCOME, coarsen
 from fl_dpbayes.calibration.curves import NetBenefitRecord
 from fl_dpbayes.calibration.intervals import NORMAL_QUANTILE, Interval, Measured, wilson_interval
-from fl_dpbayes.calibration.statistics import PROBABILITY_FLOOR, CalibrationStatistics
+from fl_dpbayes.calibration.metrics.logistic_fit import (
+    covariances,
+    fit_logistic,
+    grouped_records,
+)
+from fl_dpbayes.calibration.statistics import CalibrationStatistics
 
-NEWTON_STEPS = 20
-STANDARD_ERRORS = 1e-5
 THRESHOLDS = tuple(step / 20 for step in range(1, 20))  # each an edge of fine bins
 PRIOR_COUNT = 4 / 3
-
-
-@dataclass(frozen=True)
-class _GroupedRecords:
-    """Records of two classes in the fine bins that hold some, (B,).
-
-    Attributes:
-        n: Records.
-        y: Of which class 1.
-        score: Logit of their mean p(y = 1).
-    """
-
-    n: Floats
-    y: Floats
-    score: Floats
 
 
 def event_rate(statistics: CalibrationStatistics) -> Measured | None:
@@ -63,7 +50,7 @@ def calibration_intercept(statistics: CalibrationStatistics) -> Measured | None:
     """
     if statistics.risk is None:
         return None
-    records = _grouped(statistics.risk)
+    records = grouped_records(statistics.risk)
     n = records.n
     events = records.y.sum()
     if not 0 < events < n.sum():
@@ -78,8 +65,9 @@ def calibration_intercept(statistics: CalibrationStatistics) -> Measured | None:
         return float(n @ expit(intercept + records.score) - events)
 
     value = brentq(excess, first, last, xtol=1e-12)
-    variance = _variance(records=records, design=np.ones((n.size, 1)), index=value + records.score)
-    return _wald(value, variance)
+    ones = np.ones((n.size, 1))
+    (variance,) = covariances(records, ones, index=value + records.score).variance(ones[:1])
+    return _wald(value, float(variance))
 
 
 def calibration_slope(statistics: CalibrationStatistics) -> Measured | None:
@@ -93,79 +81,15 @@ def calibration_slope(statistics: CalibrationStatistics) -> Measured | None:
     """
     if statistics.risk is None:
         return None
-    records = _grouped(statistics.risk)
-    if not _overlap(records):
+    records = grouped_records(statistics.risk)
+    if not records.overlap:
         return None
-    n = records.n
-    y = records.y
-    total = n.sum()
     design = np.column_stack([np.ones_like(records.score), records.score])
-
-    def loss(line: Floats) -> float:
-        index = design @ line
-        return float(n @ np.logaddexp(0, index) - y @ index) / total
-
-    def gradient(line: Floats) -> Floats:
-        return (n * expit(design @ line) - y) @ design / total
-
-    def information(line: Floats) -> Floats:
-        law = expit(design @ line)
-        return (design * (n * law * (1 - law))[:, None]).T @ design / total
-
-    line = minimize(
-        loss,
-        [0.0, 1.0],
-        method="trust-exact",
-        jac=gradient,
-        hess=information,
-        options={"gtol": 1e-7},
-    ).x
-    try:
-        # Where few of many records overlap, a small mean gradient is no sign of the maximum; a step
-        # this small is.
-        for _ in range(NEWTON_STEPS):
-            descent = gradient(line)
-            step = np.linalg.solve(information(line), descent)
-            line = line - step
-            if total * descent @ step < STANDARD_ERRORS**2:
-                variance = _variance(records=records, design=design, index=design @ line)
-                return _wald(float(line[1]), variance)
-    except np.linalg.LinAlgError:
-        pass
-    return None
-
-
-def _grouped(risk: Floats) -> _GroupedRecords:
-    table = coarsen(risk, FINE_BINS)
-    filled = table[table[:, COUNT] > 0]
-    mean = np.clip(
-        filled[:, CONFIDENCE] / filled[:, COUNT], PROBABILITY_FLOOR, 1 - PROBABILITY_FLOOR
-    )
-    return _GroupedRecords(n=filled[:, COUNT], y=filled[:, OUTCOME], score=logit(mean))
-
-
-def _overlap(records: _GroupedRecords) -> bool:
-    """Say whether no threshold of the score separates the classes, and both have records."""
-    positive = records.score[records.y > 0]
-    negative = records.score[records.y < records.n]
-    if not positive.size or not negative.size or np.ptp(records.score) == 0:
-        return False
-    return bool(positive.min() < negative.max() and negative.min() < positive.max())
-
-
-def _variance(records: _GroupedRecords, design: Floats, index: Floats) -> float:
-    """Return the last coefficient's variance: of A^-1 and N / (N - k) A^-1 B A^-1 the larger.
-
-    A = sum_i x_i x_i' s_i (1 - s_i) and B = sum_i x_i x_i' (y_i - s_i)^2 over records, s =
-    sigmoid(index). Source: White 1980.
-    """
-    n = records.n
-    y = records.y
-    law = expit(index)
-    usual = np.linalg.inv((design * (n * law * (1 - law))[:, None]).T @ design)
-    squares = (design * (y * (1 - law) ** 2 + (n - y) * law**2)[:, None]).T @ design
-    robust = usual @ squares @ usual * n.sum() / max(1.0, n.sum() - design.shape[1])
-    return float(max(usual[-1, -1], robust[-1, -1]))
+    fit = fit_logistic(records, design, start=np.array([0.0, 1.0]))
+    if fit is None:
+        return None
+    (variance,) = fit.covariances.variance(np.array([[0.0, 1.0]]))
+    return _wald(float(fit.coefficients[1]), float(variance))
 
 
 def _wald(value: float, variance: float) -> Measured:

@@ -307,10 +307,10 @@ def test_a_run_measures_subgroups_and_shift(table_run) -> None:
         assert row["interval"][0] <= row["low"] <= row["auroc"] <= row["high"] <= row["interval"][1]
 
 
-def test_a_hostile_site_cannot_add_subgroups_and_many_sites_get_no_diagrams(
+def test_a_hostile_site_cannot_add_subgroups_and_of_many_sites_few_get_diagrams(
     table_run, monkeypatch
 ) -> None:
-    for most in ("MAX_RELIABILITY_SITES", "MAX_CURVE_SITES"):
+    for most in ("MAX_RELIABILITY_SITES", "MAX_CURVE_SITES", "MOST_SHOWN"):
         monkeypatch.setattr(f"fl_dpbayes.calibration.federation.evaluation.{most}", 1)
 
     def change(reply):
@@ -334,7 +334,7 @@ def test_a_hostile_site_cannot_add_subgroups_and_many_sites_get_no_diagrams(
     }
     # More sites than a reader looks at.
     pooled = {"pooled:train", "pooled:held_out"}
-    assert {row["site"] for row in summary["reliability"]} == pooled
+    assert len({row["site"] for row in summary["reliability"]} - pooled) == 1
     assert {row["site"] for row in summary["calibration"] if row["net_benefit"]} == pooled
 
 
