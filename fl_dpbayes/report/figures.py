@@ -123,14 +123,17 @@ def _draw_panels(run: Summary) -> list[DrawnFigure | None]:
     panels: list[DrawnFigure | None] = []
     for hospital in most_telling(hospital_verdicts(run)):
         row = hospital.row
-        content = HospitalPanel(row=row, diagram=diagrams.get((row.site, row.predictor)))
+        words = calibration_words(hospital)
+        content = HospitalPanel(
+            row=row, words=words, diagram=diagrams.get((row.site, row.predictor))
+        )
         if row.mean_risk is None:
             continue
         title = f"{row.site}: {hospital.word}"
         panels.append(
             drawn_figure(
                 name=figure_name("calibration", str(len(panels))),
-                description=f"Calibration. {title}; {calibration_words(row)}",
+                description=f"Calibration. {title}; {words}",
                 draw=partial(hospital_figure, content, title),
             )
         )

@@ -14,7 +14,6 @@ from fl_dpbayes.report.figure_style import BAND, INK, MUTED, predictor_style
 from fl_dpbayes.report.measure_tables import signed, two_places
 from fl_dpbayes.report.numbers import count, known_ends
 from fl_dpbayes.report.page_tables import metric_cell
-from fl_dpbayes.report.verdicts import calibration_words
 
 MOST_NAMED = 3
 
@@ -25,10 +24,12 @@ class HospitalPanel:
 
     Attributes:
         row: Its measures.
+        words: What they show of level and spread.
         diagram: Its curve and the histogram of its risks; None where it sent noised sums.
     """
 
     row: CalibrationRecord
+    words: str
     diagram: ReliabilityRecord | None
 
 
@@ -42,8 +43,7 @@ def hospital_figure(panel: HospitalPanel, title: str) -> Figure:
     intercept = " ".join(metric_cell(row, "calibration_intercept", signed))
     slope = " ".join(metric_cell(row, "calibration_slope", two_places))
     subtitle = (
-        f"intercept {intercept.strip()}; slope {slope.strip()}\n"
-        f"n = {count(row.n)}. {calibration_words(row)}"
+        f"intercept {intercept.strip()}; slope {slope.strip()}\nn = {count(row.n)}. {panel.words}"
     )
     figure = look.titled_figure(title, subtitle, 3.0)
     axes, histogram = figure.subplots(2, 1, height_ratios=(4, 1), sharex=True)

@@ -1,6 +1,29 @@
 """The style of the report page, on a telephone, a desk and paper."""
 
-STYLESHEET = """
+_STACKED = """
+  {part} table, {part} tbody, {part} tr, {part} td {{ display: block; width: 100%; }}
+  {part} thead {{ position: absolute; clip-path: inset(50%); }}
+  {part} tr {{ padding: .45rem .65rem; border-top: 1px solid var(--line); }}
+  {part} tbody tr:first-child {{ border-top: 0; }}
+  {part} td, {part} td.text {{ display: flow-root; position: static; min-width: 0; \
+max-width: none;
+    padding: .08rem 0 .08rem 8.6rem; border: 0; text-align: left; white-space: normal; }}
+  {part} td::before {{ content: attr(data-label); float: left; width: 8.2rem; \
+margin-left: -8.6rem;
+    color: var(--muted); font-size: .8rem; font-weight: 400; line-height: 1.4; }}
+  {part} td:first-child, {part} td.text:first-child {{ padding-left: 0; font-weight: 600; }}
+  {part} td:first-child::before {{ content: none; }}
+  {part} tr.more td:first-child {{ display: none; }}
+"""
+
+
+def _stacked(part: str) -> str:
+    """Let each row of a table stand as one block, where it would not fit."""
+    return _STACKED.format(part=part)
+
+
+STYLESHEET = (
+    """
 :root { color-scheme: light; --paper: #fff; --ink: #1f2933; --muted: #5b6770; --line: #dfe4e8; \
 --wash: #f6f8f9;
   --accent: #0072b2; --caution: #fdf5ee; --grid: #e3e7ea; --band: #dfe5ea; --edge: #b6bfc6; \
@@ -38,6 +61,8 @@ nav ul { display: flex; flex-wrap: wrap; gap: .2rem 1.1rem; margin: 1.5rem 0 0; 
 list-style: none;
   font-size: .9rem; }
 a { color: var(--accent); }
+a.term { color: inherit; text-decoration: underline dotted var(--muted); text-underline-offset: \
+.2em; }
 .scroll { overflow: auto; max-height: 56rem; margin: .75rem 0 1.25rem; border: 1px solid \
 var(--line);
   border-radius: 8px; container-type: scroll-state;
@@ -89,6 +114,12 @@ margin: .75rem 0;
 dt { color: var(--muted); overflow-wrap: anywhere; } dd { margin: 0; overflow-wrap: anywhere; }
 .hidden { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); \
 white-space: nowrap; }
+@media screen and (max-width: 62rem) {"""
+    + _stacked(".wide")
+    + """}
+@media screen and (max-width: 40rem) {"""
+    + _stacked(".scroll")
+    + """}
 @media (max-width: 34rem) {
   main { padding: 1.5rem 1rem 3rem; }
   .answer p.lead { font-size: 1.16rem; } .answer p { font-size: 1rem; }
@@ -112,3 +143,4 @@ white-space: nowrap; }
   .figures { grid-template-columns: 1fr 1fr; } details:not([open]) { display: none; }
 }
 """
+)

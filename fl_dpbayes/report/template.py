@@ -88,9 +88,11 @@ private)\
 <p class="lead">{{ answer.lead }}{% if verdicts %} {{ verdicts.sentence }}{% endif %}</p>
 {% if verdicts %}{{ table(verdicts.shown, "What was seen at each hospital", "whole") }}
 {{ further(verdicts.folded, "The other hospitals") }}
-<p class="note">{{ words.VERDICT_BASIS }}</p>
-{% for item in hospitals_figure %}{{ figure(item) }}{% endfor %}
+<p class="note">Small print: 95% intervals. {{ words.VERDICT_BASIS }}</p>
 {% endif %}
+<div class="figures">
+{% if verdicts %}{% for item in hospitals_figure %}{{ figure(item) }}{% endfor %}{% endif %}
+<div>
 <p><strong>{{ answer.advice }}</strong></p>
 {% if not verdicts %}{{ calibration_sentences() }}{% endif %}
 {% if answer.cautions %}<div class="caution">{% for text in answer.cautions %}<p>{{ text }}</p>{% \
@@ -104,6 +106,7 @@ warnings</summary>
 {% for text in run.warnings[few_warnings:] %}<p>{{ text }}</p>{% endfor %}</details>{% endif %}
 </div>
 {% endif %}
+</div></div>
 <nav aria-label="Contents"><ul>"""
     + CONTENTS
     + """</ul></nav>
@@ -114,7 +117,8 @@ RUN_PRIVACY = """\
 <h2 id="privacy">{{ "What privacy cost" if run.private else "Training" }}</h2>
 <p>{{ answer.privacy | unbroken }}</p>
 {% if spent.shown.rows %}
-{{ table(spent.shown, "Privacy spent by each site" if run.private else "Training of each site") }}
+{{ table(spent.shown, "Privacy spent by each site" if run.private else "Training of each site", \
+"whole") }}
 {{ further(spent.folded, "The other sites") }}
 {% else %}<p>No site trained.</p>{% endif %}
 <details><summary>{{ "The whole account" if run.private else "All of training" }}</summary>
@@ -127,7 +131,7 @@ RUN_PRIVACY = """\
 """
 RUN_SITES = """\
 <h2 id="sites">Who trained</h2>
-{{ table(sites.shown, "Sites of the run") }}
+{{ table(sites.shown, "Sites of the run", "whole") }}
 {{ further(sites.folded, "The other hospitals") }}
 <p class="note">{% if run.data %}Data: {{ run.data }}. {% endif %}Units as each site declares \
 them; shares are those of
@@ -154,7 +158,7 @@ outside it.</p>
 RUN_SUBGROUPS = """\
 {% if subgroups.rows %}
 <h2 id="subgroups">Subgroups</h2>
-{{ table(subgroups, "Calibration of each subgroup") }}
+{{ table(subgroups, "Calibration of each subgroup", "whole") }}
 <p class="note">{{ run.measures.note }} Compare intervals, not values: of twenty 95% intervals one \
 misses by chance.</p>
 {{ further(further_subgroups, "All subgroups, by every predictor") -}}
@@ -166,7 +170,7 @@ RUN_CLINICAL = """\
 {% for item in net_benefit %}{{ figure(item) }}{% endfor %}
 {% if net_benefit %}<p class="note">The model is worth using where its net benefit lies above both \
 "treat all" and "treat none".</p>{% endif %}
-{% if operating.rows %}{{ table(operating, "Decisions at a threshold of risk") }}
+{% if operating.rows %}{{ table(operating, "Decisions at a threshold of risk", "whole") }}
 <p class="note">An alarm from a risk of {{ threshold }}% on: about how often the event happens \
 where the model trained (50% where that is not known). No threshold is right for every use.</p>\
 {% endif %}

@@ -116,7 +116,7 @@ def verdict_columns(event_name: str) -> tuple[Column[HospitalVerdict], ...]:
         event_name: What the risks are of.
     """
     rates = Column[HospitalVerdict](
-        f"Of 100 patients with {event_name}", lambda hospital: _rates(hospital.row), in_words=True
+        f"Of 100 patients, {event_name}", lambda hospital: _rates(hospital.row), in_words=True
     )
     return (HOSPITAL, SEEN, rates, ORDER, PATIENTS)
 
@@ -158,38 +158,49 @@ def verdict_counts(hospitals: Sequence[HospitalVerdict]) -> str:
     return text
 
 
-def calibration_words(row: CalibrationRecord) -> str:
-    """Say what the intervals of intercept and slope show of level and spread of the risks."""
+def calibration_words(hospital: HospitalVerdict) -> str:
+    """Say what the intervals of intercept and slope show of level and spread of the risks.
+
+    It says of no more than the verdict that it is certain.
+    """
+    row = hospital.row
+    level = known_ends(row.intervals.get("calibration_intercept"))
     slope = known_ends(row.intervals.get("calibration_slope"))
-    spread = ""
+    words = _level_words(level, row.calibration_intercept)
+    if hospital.word == "too few to tell":
+        return f"Too few to tell. {words}"
     if slope is not None and slope[1] < 1:
-        spread = " Risks are too extreme."
-    elif slope is not None and slope[0] > 1:
-        spread = " Risks are too timid."
-    return f"{_level_words(row)}{spread}"
+        return f"{words} Risks are too extreme."
+    if slope is not None and slope[0] > 1:
+        return f"{words} Risks are too timid."
+    return words
 
 
-def _level_words(row: CalibrationRecord) -> str:
-    """Say how many times too high or too low predicted odds are, as their interval allows."""
-    ends = known_ends(row.intervals.get("calibration_intercept"))
-    if ends is None or row.calibration_intercept is None:
-        return "Too few to tell the level of risk."
+def _level_words(ends: tuple[float, float] | None, intercept: float | None) -> str:
+    """Say how many times too high or too low predicted odds are, by the intercept's interval."""
+    if ends is None:
+        return "The level of risk is not known."
     low, high = ends
     if high < 0:
-        return _times_off("high", -row.calibration_intercept, (-high, -low))
+        return _times_off("high", (-high, -low), None if intercept is None else -intercept)
     if low > 0:
-        return _times_off("low", row.calibration_intercept, (low, high))
+        return _times_off("low", (low, high), intercept)
     if max(-low, high) <= math.log(TOLERATED_FACTOR):
-        return "The level of risk fits: odds are off by less than 2 times."
+        return "Predicted odds are off by less than 2 times."
     return (
-        f"Too few to tell the level: odds may be {math.exp(max(0.0, -low)):.2g} times too high or "
-        f"{math.exp(max(0.0, high)):.2g} times too low."
+        f"Predicted odds may be up to {math.exp(-low):.2g} times too high, or "
+        f"{math.exp(high):.2g} times too low."
     )
 
 
-def _times_off(direction: str, log_factor: float, ends: tuple[float, float]) -> str:
-    factor, low, high = (math.exp(value) for value in (log_factor, *ends))
-    return f"Predicted odds are about {factor:.2g} times too {direction} ({low:.2g} to {high:.2g})."
+def _times_off(direction: str, ends: tuple[float, float], estimate: float | None) -> str:
+    least, most = (f"{math.exp(end):.2g}" for end in ends)
+    if estimate is None:
+        return f"Predicted odds are {least} to {most} times too {direction}."
+    return (
+        f"Predicted odds are about {math.exp(estimate):.2g} times too {direction} "
+        f"({least} to {most})."
+    )
 
 
 HOSPITAL: Column[HospitalVerdict] = Column(

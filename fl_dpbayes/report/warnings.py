@@ -48,9 +48,9 @@ def _hot(
         lever = f", less momentum than {momentum:g}"
     widening = (mean / planned) ** 0.5
     return (
-        f"{place}Privacy needs more noise than temperature {planned:g}: the chain sampled at "
-        f"{mean:.3g}, so its posterior is about {widening:.2g} times too wide. Smaller "
-        f"steps{lever}, a larger budget or more units cool it."
+        f"{place}Privacy noise makes its uncertainty about {widening:.2g} times too wide "
+        f"(temperature {mean:.3g}, planned {planned:g}). Smaller steps{lever}, a larger budget or "
+        "more units help."
     )
 
 
@@ -90,7 +90,7 @@ SENTENCES: dict[str, str | Callable[..., str]] = {
     ),
     "one-by-one": (
         "{site} computes {computation} of one record at a time, about {slower:.2g} times as "
-        "slow as it could be: on its processor a record's last digits would else depend on "
+        "slow as it could be. On its processor a record's last digits would else depend on "
         "other records. The results are right; another processor is faster, or "
         "MKL_CBWR=COMPATIBLE set before Python starts may be"
     ),
@@ -118,12 +118,12 @@ SENTENCES: dict[str, str | Callable[..., str]] = {
     ),
     "looked-at": (
         "Constants of data.source were taken from the records (constants = 'from_records'), "
-        "which no account counts: a simulation may do so, a hospital's site refuses until they "
+        "which no account counts. A simulation may do so, a hospital's site refuses until they "
         "are replaced by constants known beforehand"
     ),
     "magnitude": (
         "feature {feature!r} is about {size} after centers and scales and should be about 1, "
-        "as one prior and one clip norm hold for all: correct data.source.centers and scales, "
+        "as one prior and one clip norm hold for all. Correct data.source.centers and scales, "
         "by what is known without these records"
     ),
     "shared-units": (
@@ -138,7 +138,7 @@ SENTENCES: dict[str, str | Callable[..., str]] = {
     ),
     "units-reordered": (
         "the units of {array!r} at site {other!r} match those at {first!r} better in another "
-        "order: the sites started from different weights or have swapped hidden units, so "
+        "order. The sites started from different weights or have swapped hidden units, so "
         "averaging weights mixes unlike units"
     ),
     "move-shortened": (
@@ -165,9 +165,9 @@ SENTENCES: dict[str, str | Callable[..., str]] = {
         "'units' alone each counts once"
     ),
     "drift": (
-        "between two averages the sites drift apart: after {steps} steps of their own the "
+        "between two averages the sites drift apart. After {steps} steps of their own the "
         "averaged chain's mean can be off by about {drift:.1f} standard deviations of the "
-        "chain, at whatever temperature: lower training.steps_per_round (with 1 there is no "
+        "chain, at whatever temperature. Lower training.steps_per_round (with 1 there is no "
         "drift), or choose a rule on independent chains"
     ),
     "temperature-zero": (
@@ -196,7 +196,7 @@ SENTENCES: dict[str, str | Callable[..., str]] = {
     "conflict": (
         "the sites' posteriors lie so far apart, or so few samples tell their precisions, that "
         "the mean of their product is known to about {error:.1f} of its standard deviations "
-        "only: send more samples, combine fewer parameters, or choose a rule without precisions"
+        "only. Send more samples, combine fewer parameters, or choose a rule without precisions"
     ),
     "distillation-stopped": (
         "the fit of the distilled network stopped at aggregation.iterations = {iterations} "
@@ -243,14 +243,14 @@ SENTENCES: dict[str, str | Callable[..., str]] = {
     "not-recalibrated": "{site} did not recalibrate: {reason}",
     "map-noise": (
         "recalibration is mostly noise: at {name}, with {units} units, privacy alone moves its "
-        "parameters by {deviation:.3g} (a standard deviation; {largest} is already much): do "
+        "parameters by {deviation:.3g} (a standard deviation; {largest} is already much). Do "
         "not use its map; raise recalibration.fraction or epsilon, or lower its step_size or "
         "clip_norm"
     ),
     "counts-noise": (
         "recalibration is mostly noise: in the counts of {where}, fewer than two bins hold "
         "enough records for a share known to {largest:g} (a standard deviation of the privacy "
-        "noise): the isotonic map changes nothing there; raise recalibration.fraction or "
+        "noise). The isotonic map changes nothing there; raise recalibration.fraction or "
         "epsilon, or choose method 'temperature'"
     ),
     "map-far-off": (
@@ -266,7 +266,7 @@ SENTENCES: dict[str, str | Callable[..., str]] = {
     "gone": "{site} sent no evaluation: it has been gone since the run was resumed",
     "policy": "{sites}: by policy no evaluation left (NOT_SENT)",
     "same-records": (
-        "{role:words} sites hold the same records (records_of), so they are not pooled: the "
+        "{role:words} sites hold the same records (records_of), so they are not pooled. The "
         "same patients would count several times, and the interval would be too narrow; "
         "compare these sites one by one"
     ),
@@ -276,7 +276,7 @@ SENTENCES: dict[str, str | Callable[..., str]] = {
     ),
     "dominating": (
         "{site} states {held:.0f} of {all:.0f} test records and has {share:.0%} of the pooled "
-        "result of {role:words} sites, more than all other sites together; its count is its "
+        "result of {role:words} sites, more than all other sites together. Its count is its "
         "own word: compare the sites' own rows"
     ),
     "empty-results": (
@@ -289,8 +289,8 @@ SENTENCES: dict[str, str | Callable[..., str]] = {
     ),
     "decisive": (
         "{site} decides what is pooled over the {sites} {role:words} sites: their {metric} is "
-        "{value:.3f} [{low:.3f}, {high:.3f}] with it and {without:.3f} without it; sites may "
-        "differ that much, or one be broken or made up: read the sites' own rows"
+        "{value:.3f} [{low:.3f}, {high:.3f}] with it and {without:.3f} without it. Sites may "
+        "differ that much, or one be broken or made up: read each row"
     ),
 }
 
