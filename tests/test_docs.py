@@ -122,6 +122,7 @@ def test_the_decision_page_quotes_what_was_measured() -> None:
     ("script", "page"),
     [
         ("tools.scenario_reference", "scenario"),
+        ("tools.glossary", "glossary"),
         ("benchmarks.speed_page", "speed"),
     ],
 )

@@ -19,7 +19,7 @@ EVALUATION = (
 <h1>{{ title }}</h1>
 <p class="lead">On {{ row.n }} records {{ off_by | unbroken }}.</p>
 {% if verdicts %}{{ table(verdicts.shown, "What was seen") }}
-<p class="note">{{ words.VERDICT_BASIS }}</p>{% endif %}
+<p class="note">{{ words.SMALL_PRINT }}</p>{% endif %}
 <p>Measured on this machine alone: nothing left it, and no privacy was spent. This page tells of \
 these records.</p>
 </header>

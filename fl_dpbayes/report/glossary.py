@@ -1,14 +1,9 @@
-"""The words of the pages: each with its meaning and an example, for pages and docs/glossary.md.
-
-python -m fl_dpbayes.report.glossary > docs/glossary.md
-"""
+"""The words of the pages: each with its meaning and an example, for pages and docs/glossary.md."""
 
 import re
 from dataclasses import dataclass
 
 from fl_dpbayes.report.wording import VERDICT_RULES
-
-COMMAND = "python -m fl_dpbayes.report.glossary > docs/glossary.md"
 
 
 @dataclass(frozen=True)
@@ -44,7 +39,7 @@ PRIVACY = (
     Term(
         "epsilon",
         "How much all releases of a hospital can tell about one patient: the smaller, the less.",
-        "At 1, odds of any guess about a patient change by at most a factor of 2.7.",
+        "At 1, the odds of a guess about a patient grow by at most 2.7 times, but for delta.",
         ("ε", "epsilons"),
     ),
     Term(
@@ -54,10 +49,10 @@ PRIVACY = (
         ("δ",),
     ),
     Term(
-        "μ",
+        "mu",
         "The same cost as epsilon and delta by one number (Gaussian differential privacy).",
         "0.6 (clt) is an approximation, 0.6 (exact) is not.",
-        ("mu",),
+        ("μ",),
     ),
     Term(
         "budget",
@@ -191,8 +186,8 @@ CALIBRATION = (
     ),
     Term(
         "Brier",
-        "Mean squared distance between risk and outcome: lower is better.",
-        "0.25 for a risk of 50% for everybody, counted once a patient.",
+        "Mean squared distance of probabilities and outcome, over all classes: lower is better.",
+        "0.5 for a risk of 50% for everybody.",
         ("Brier score",),
     ),
 )
@@ -235,28 +230,3 @@ ORDER = (
     ),
 )
 TERMS = (*VERDICTS, *PRIVACY, *SAMPLING, *PLACES, *CALIBRATION, *ORDER)
-
-
-def glossary_markdown() -> str:
-    """Return docs/glossary.md."""
-    lines = [
-        "# Glossary",
-        "",
-        "The words of a report's page, each with an example. A page links to its own copy.",
-        "",
-        f"Written by `{COMMAND}`: change the records there.",
-        "",
-        "| word | meaning | example |",
-        "|---|---|---|",
-    ]
-    for term in TERMS:
-        name = f'<a id="{term.anchor}"></a>{term.name}'
-        also = ", ".join(spelling for spelling in term.spellings if len(spelling) == 1)
-        if also:
-            name += f" ({also})"
-        lines.append(f"| {name} | {term.meaning} | {term.example} |")
-    return "\n".join(lines) + "\n"
-
-
-if __name__ == "__main__":
-    print(glossary_markdown(), end="")

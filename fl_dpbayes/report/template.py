@@ -88,7 +88,7 @@ private)\
 <p class="lead">{{ answer.lead }}{% if verdicts %} {{ verdicts.sentence }}{% endif %}</p>
 {% if verdicts %}{{ table(verdicts.shown, "What was seen at each hospital", "whole") }}
 {{ further(verdicts.folded, "The other hospitals") }}
-<p class="note">Small print: 95% intervals. {{ words.VERDICT_BASIS }}</p>
+<p class="note">{{ words.SMALL_PRINT }}</p>
 {% endif %}
 <div class="figures">
 {% if verdicts %}{% for item in hospitals_figure %}{{ figure(item) }}{% endfor %}{% endif %}

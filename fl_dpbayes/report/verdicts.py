@@ -169,10 +169,12 @@ def calibration_words(hospital: HospitalVerdict) -> str:
     words = _level_words(level, row.calibration_intercept)
     if hospital.word == "too few to tell":
         return f"Too few to tell. {words}"
-    if slope is not None and slope[1] < 1:
-        return f"{words} Risks are too extreme."
-    if slope is not None and slope[0] > 1:
-        return f"{words} Risks are too timid."
+    # Where the risks fit, the spread is within what is tolerated.
+    if hospital.word != "fits here" and slope is not None:
+        if slope[1] < 1:
+            return f"{words} Risks are too extreme."
+        if slope[0] > 1:
+            return f"{words} Risks are too timid."
     return words
 
 

@@ -35,6 +35,10 @@ VERDICT_RULES: Mapping[Verdict, str] = {
     "too few to tell": "The patients seen so far leave it open.",
 }
 VERDICT_BASIS = "Read off 95% intervals, for patients like those tested. This is no medical device."
+SMALL_PRINT = (
+    "Small print: 95% intervals, off which the words are read, for patients like those tested. "
+    "This is no medical device."
+)
 VERDICT_NOTE = " ".join(
     [
         *(

@@ -443,3 +443,58 @@ def study(study_folder):
     return lambda edit=None, record=None, **options: read_study(
         study_folder(edit, record, **options)
     )
+
+
+def make_hospitals_summary(count: int, seed: int = 0) -> dict:
+    """Make a run of two classes with so many hospitals, half of which trained, each in doubt.
+
+    Their calibration is drawn, and its intervals are as wide as their patients leave open.
+    """
+    summary = make_measured_summary() | {"class_names": ["well", "dead or dependent"]}
+    generator = np.random.default_rng(seed)
+    template = {**summary["calibration"][0], "net_benefit": None}
+    roles = ["train" if number % 2 else "held_out" for number in range(count)]
+    sizes = generator.permutation(np.geomspace(20, 400, count)).astype(int)
+    calibration = [row for row in summary["calibration"] if row["site"].startswith("pooled:")]
+    sites, privacy, subgroups = [], [], []
+    for number, (role, n) in enumerate(zip(roles, sizes.tolist(), strict=True)):
+        name = f"hospital-{number}"
+        intercept, slope = generator.normal(0, 0.5), generator.normal(1, 0.25)
+        area, risk = generator.uniform(0.5, 0.85), generator.uniform(0.1, 0.5)
+        half, rate = 5 / math.sqrt(n), risk + 0.15 * intercept
+        measured = template | {
+            "site": name,
+            "role": role,
+            "n": n,
+            "auroc": area,
+            "mean_risk": risk,
+            "event_rate": min(0.95, max(0.05, rate)),
+            "calibration_intercept": intercept,
+            "calibration_slope": slope,
+            "intervals": {
+                "auroc": [area - half / 8, min(1.0, area + half / 8)],
+                "event_rate": [max(0.0, rate - half / 5), min(1.0, rate + half / 5)],
+                "calibration_intercept": [intercept - half, intercept + half],
+                "calibration_slope": [slope - half, slope + half],
+                "rms_debiased": [0.01, 0.09],
+            },
+        }
+        calibration += [measured | {"predictor": name} for name in ("last", "posterior")]
+        sites.append({"name": name, "role": role, "n": 4 * n, "unit": "patient", "test_n": n})
+        sites[-1]["shares"] = [1 - measured["event_rate"], measured["event_rate"]]
+        if role == "train":
+            privacy.append({**summary["privacy"][0], "site": name})
+        for value in ("female", "male"):
+            subgroups.append(measured | {"attribute": "sex", "value": value, "n": n // 2})
+    return summary | {
+        "sites": sites,
+        "privacy": privacy,
+        "calibration": calibration,
+        "subgroups": [*summary["subgroups"], *subgroups],
+        "reliability": [],
+    }
+
+
+@pytest.fixture
+def hospitals_summary():
+    return make_hospitals_summary

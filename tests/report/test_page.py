@@ -75,7 +75,17 @@ def sections(reader):
 def written(write_run, monkeypatch):
     """Write a run's report and read it; without figures, which take most of the time."""
     none: dict = {
-        name: [] for name in ("reliability", "epsilon", "sites_figures", "roc", "net_benefit")
+        name: []
+        for name in (
+            "hospitals_figure",
+            "panels",
+            "reliability",
+            "net_benefit",
+            "epsilon",
+            "shifts",
+            "other_reliability",
+            "other_figures",
+        )
     }
     monkeypatch.setattr("fl_dpbayes.report.figures.draw_figures", lambda *_: none)
     return lambda summary, *rounds: read(write_report(write_run(summary, *rounds)))

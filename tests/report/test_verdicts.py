@@ -2,10 +2,11 @@
 
 import pytest
 
+from fl_dpbayes.calibration import MOST_SHOWN
 from fl_dpbayes.report.answer import answer
 from fl_dpbayes.report.run_files import parse_summary
 from fl_dpbayes.report.tables import verdict_table
-from fl_dpbayes.report.verdicts import MOST_UNFOLDED, hospital_verdicts, verdicts
+from fl_dpbayes.report.verdicts import hospital_verdicts, verdicts
 
 INTERVALS = {
     "fits here": {"auroc": [0.7, 0.9], "calibration_intercept": [-0.3, 0.3]},
@@ -55,7 +56,7 @@ def test_a_row_a_hospital_of_the_predictor_that_would_be_taken(told):
         ("d", "✗ does not fit"),
         ("a", "✓ fits here"),
     ]
-    assert seen.shown.columns[2] == "Of 100 patients with died"
+    assert seen.shown.columns[2] == "Of 100 patients, died"
     assert seen.shown.rows[0][2] == ("predicted 46, happened 20", "15 to 26")
     # Of hospitals that took no part.
     assert seen.sentence == (
@@ -78,23 +79,23 @@ def test_above_twelve_hospitals_those_clearly_or_farthest_off_stand_open(told):
     ]
     seen = verdicts(parse_summary(told))
     names = [line[0][0] for line in seen.shown.rows]
-    assert len(names) == MOST_UNFOLDED
+    assert len(names) == MOST_SHOWN
     # Two of them are certain, whose risks are off by less than those of ten others.
     assert {"b", "d"} < set(names)
     assert names[:2] == ["b", "hospital-19"]
     assert "hospital-9" not in names
-    assert len(seen.folded.rows) == 24 - MOST_UNFOLDED
+    assert len(seen.folded.rows) == 24 - MOST_SHOWN
 
 
 def test_advice_says_what_the_table_says(told):
     advice = answer(parse_summary(told)).advice
     for step in (
-        "do not rely on the model (1 hospital)",
-        "recalibrate on the hospital's own patients, then look again (1 hospital)",
-        "look at more patients (1 hospital)",
+        "Do not rely on the model (1 hospital)",
+        "Recalibrate on the hospital's own patients, then look again (1 hospital)",
+        "Look at more patients (1 hospital)",
     ):
         assert step in advice
-    assert "watch it" not in advice
+    assert "Watch it" not in advice
 
 
 def test_a_terminal_of_80_columns_shows_it_whole(told, shown):
@@ -115,7 +116,9 @@ def test_a_terminal_of_80_columns_shows_it_whole(told, shown):
     assert "…" not in text
     told["calibration"] += [row(f"h{number}", "held_out", "fits here") for number in range(20)]
     text = " ".join(shown(verdict_table, told, 80).split())
-    assert "20 fits here, 1 too few to tell. Shown are the 12" in text
+    assert "20 fits here, 1 too few to tell." in text
+    assert "Of so many, about 1 would be called off by chance" in text
+    assert "Shown are the 12" in text
 
 
 def test_an_outcome_of_more_classes_has_no_such_table(summary):
