@@ -1,17 +1,19 @@
 """The four words follow from intervals alone, by one rule."""
 
 import csv
+import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from benchmarks.verdicts import WORDS, rows
+from benchmarks.verdicts import HOSPITALS, WORDS, federation, federation_row, rows
 from fl_dpbayes.calibration.intervals import area_interval
 from fl_dpbayes.calibration.metrics.ranking import auroc
 from fl_dpbayes.calibration.records import CalibrationValues
 from fl_dpbayes.calibration.statistics import from_batch
 from fl_dpbayes.calibration.verdict import verdict
+from fl_dpbayes.report.verdicts import CALLED_OFF_BY_CHANCE
 
 ORDERED = (0.7, 0.9)
 
@@ -103,3 +105,25 @@ def test_the_bench_counts_every_draw_once_and_knows_what_is_wrong():
         assert row["wrong"] <= 1 - row["too few to tell"]
     calibrated = table[0]
     assert calibrated["wrong"] == calibrated["recalibrate first"] + calibrated["does not fit"]
+
+
+@pytest.mark.slow
+def test_of_calibrated_hospitals_as_many_are_called_off_as_the_page_says():
+    row = federation_row(federation(0.0, np.random.default_rng(5)))
+    assert sum(row[word] for word in WORDS) == HOSPITALS
+    assert row["wrong"] == row["called off"] == row["called off, calibrated"]
+    standard_error = math.sqrt(HOSPITALS * CALLED_OFF_BY_CHANCE * (1 - CALLED_OFF_BY_CHANCE))
+    assert abs(row["called off"] - HOSPITALS * CALLED_OFF_BY_CHANCE) < 3 * standard_error
+
+
+def test_the_page_shows_how_often_the_first_sentence_and_table_of_a_federation_mislead():
+    docs = Path(__file__).parents[2] / "docs"
+    page = (docs / "metrics.md").read_text(encoding="utf-8")
+    with (docs / "results" / "verdicts" / "federations.csv").open(encoding="utf-8") as file:
+        means = [row for row in csv.DictReader(file) if row["over federations"] == "mean"]
+    assert [row["hospitals off"] for row in means] == ["0.0", "0.1"]
+    for row in means:
+        numbers = [f"{float(value):.1f}" for value in list(row.values())[2:]]
+        assert f"| {' | '.join(numbers)} |" in page
+    called = float(means[0]["called off"]) / HOSPITALS
+    assert called == pytest.approx(CALLED_OFF_BY_CHANCE, abs=0.01)

@@ -2,6 +2,7 @@
 
 import copy
 import math
+import re
 from itertools import product
 
 import pytest
@@ -58,10 +59,11 @@ def test_answer_states_held_out_errors_and_privacy(summary):
     found = answer_of(summary)
     assert found.calibration == (
         "At held-out sites the probabilities are off by 2.1 percentage points [1.2, 3.0] "
-        "(average of posterior "
-        "samples; debiased RMS calibration error, n = 450); those of the last iterate by 6.4 "
-        "[5.5, 7.3]. Averaging "
-        "over the posterior is better calibrated."
+        "(average of posterior samples; debiased RMS calibration error, n = 450)."
+    )
+    assert found.comparison == (
+        f"{found.calibration} Those of the last iterate are off by 6.4 [5.5, 7.3]. "
+        "Averaging over the posterior is better calibrated."
     )
     assert found.elsewhere[0].startswith("At shifted sites the probabilities are off by 8.3")
     assert found.elsewhere[1].startswith("At the median of the training sites")
@@ -87,7 +89,7 @@ def test_answer_states_held_out_errors_and_privacy(summary):
 def test_verdict_follows_the_intervals(summary, posterior, last, verdict):
     row_of(summary, "pooled:held_out", "posterior")["intervals"]["rms_debiased"] = posterior
     row_of(summary, "pooled:held_out", "last")["intervals"]["rms_debiased"] = last
-    assert answer_of(summary).calibration.endswith(verdict)
+    assert answer_of(summary).comparison.endswith(verdict)
 
 
 def test_an_error_cut_at_zero_is_told_by_its_interval(summary):
@@ -224,7 +226,7 @@ def test_stopped_sites_and_tuning_are_cautions(summary):
     assert found.cautions[2].startswith("12 configurations were tried")
     assert "the 3 hospitals that trained" in found.privacy
     summary["privacy"][1]["status"] = "REFUSED BUSY"
-    qualified = "depend on what was seen; if it did, the whole plan's"
+    qualified = "depend on what was seen. If it did, count the whole plan's"
     assert any(qualified in caution for caution in answer_of(summary).cautions)
 
 
@@ -312,10 +314,11 @@ def test_recalibration_stands_beside_the_posterior_with_its_cost_and_the_larger_
     summary, shown
 ):
     assert "recalibrated" in shown(calibration_table, recalibrated(summary), 120)
-    assert answer_of(recalibrated(summary)).calibration.endswith(
+    assert answer_of(recalibrated(summary)).comparison.endswith(
         "Recalibrated, they are off by 1.1 [0.7, 1.5]."
     )
-    assert "Recalibrated" not in answer_of(summary).calibration
+    assert "Recalibrated" not in answer_of(summary).comparison
+    assert "Recalibrated" not in answer_of(recalibrated(summary)).calibration
     assert "ε of recalibration" not in privacy_table(parse_summary(summary)).columns
     table = privacy_table(parse_summary(recalibrated(summary)))
     column = table.columns.index("ε of recalibration")
@@ -334,7 +337,7 @@ def test_map_that_is_mostly_noise_does_not_come_first(summary):
     noisy = recalibrated(summary) | {
         "recalibration": {"method": "temperature", "noise": "it is mostly noise"}
     }
-    assert answer_of(noisy).calibration.endswith(
+    assert answer_of(noisy).comparison.endswith(
         "but do not use that: the map is mostly privacy noise."
     )
 
@@ -349,7 +352,7 @@ def test_sentences_tables_and_figures_call_one_sample_a_point_estimate(
         row |= {"samples": 1, "epistemic": None, "aleatoric": None}
     run, text = (
         parse_summary(summary),
-        answer_of(summary).calibration + "".join(answer_of(summary).elsewhere),
+        answer_of(summary).comparison + "".join(answer_of(summary).elsewhere),
     )
     assert "(combined point estimate; debiased" in text
     assert "The combined point estimate is better calibrated." in text
@@ -383,7 +386,14 @@ def not_private(summary: dict) -> dict:
 def page_of(write_run):
     """Write the page of a summary without figures, which take most of the time."""
     bare = {"calibration": [], "reliability": []}
-    return lambda summary: write_report(write_run(summary | bare, [])).read_text(encoding="utf-8")
+    link = re.compile(r'<a class="term"[^>]*>(.*?)</a>')
+
+    def page(summary: dict) -> str:
+        text = write_report(write_run(summary | bare, [])).read_text(encoding="utf-8")
+        # What the run says, without the glossary of its words.
+        return link.sub(r"\1", text).partition('<details class="card" id="glossary">')[0]
+
+    return page
 
 
 @pytest.fixture
