@@ -1,6 +1,6 @@
 """How often each verdict is wrong, where the truth is known: the tables of docs/metrics.md.
 
-python -m benchmarks.verdicts --draws 400 --federations 60 --to docs/results/verdicts
+python -m benchmarks.verdicts --draws 400 --federations 20 --to docs/results/verdicts
 
 Risks with normal log odds. A model is off by a factor in the odds, by a slope, or keeps no order.
 """
@@ -51,7 +51,7 @@ class Truth:
     factor: float = 1.0
     slope: float = 1.0
 
-    def is_wrong(self, word: str | None) -> bool:
+    def is_wrong(self, word: str) -> bool:
         """Say whether the truth does not allow a word."""
         return word in WORDS[:3] and word not in self.right
 
@@ -89,7 +89,7 @@ def rows(draws: int) -> Iterator[dict[str, object]]:
     for place, truth in enumerate(TRUTHS):
         for count in COUNTS:
             generator = np.random.default_rng([place, count])
-            told = Counter(verdict(draw(truth, count, generator)) for _ in range(draws))
+            told = Counter(str(verdict(draw(truth, count, generator))) for _ in range(draws))
             yield {
                 "truth": truth.words,
                 "patients": count,
@@ -161,7 +161,7 @@ def main() -> None:
     """Write verdicts.csv and federations.csv."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--draws", type=int, default=400)
-    parser.add_argument("--federations", type=int, default=60)
+    parser.add_argument("--federations", type=int, default=20)
     parser.add_argument("--to", type=Path, required=True)
     asked = parser.parse_args()
     asked.to.mkdir(parents=True, exist_ok=True)

@@ -66,6 +66,7 @@ def measure_tables(run: Summary) -> dict[str, PageTable | str]:
         others is held against, `threshold` that of the table of decisions in %.
     """
     headline = headline_predictor(run)
+    role = headline_role(run)
     threshold = operating_threshold(run)
     rows = in_reading_order(run.places)
     decided = [row for row in rows if row.net_benefit and row.net_benefit[0].counts]
@@ -95,7 +96,7 @@ def measure_tables(run: Summary) -> dict[str, PageTable | str]:
             _subgroup_columns(run),
             _measured_subgroups(run),
             headline,
-            role=headline_role(run),
+            role=role if any(row.role == role for row in run.subgroups) else None,
         ),
         "clinical": table_of(CLINICAL_COLUMNS, clinical),
         **_first_and_further("conformal", _conformal_columns(run), _pooled_first(run), headline),

@@ -2,7 +2,8 @@
 
 _STACKED = """
   {part} table, {part} tbody, {part} tr, {part} td {{ display: block; width: 100%; }}
-  {part} thead {{ position: absolute; clip-path: inset(50%); }}
+  {part} thead {{ position: absolute; width: 1px; height: 1px; overflow: hidden; \
+    clip-path: inset(50%); }}
   {part} tr {{ padding: .45rem .65rem; border-top: 1px solid var(--line); }}
   {part} tbody tr:first-child {{ border-top: 0; }}
   {part} td, {part} td.text {{ display: flow-root; position: static; min-width: 0; \

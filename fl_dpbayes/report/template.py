@@ -257,7 +257,7 @@ error is known, without the chance in the labels. About 95 of 100 intervals shou
 {% endif %}
 """
 RUN_SETTINGS = """\
-<details id="settings"><summary>What was run, what left each site, what it took</summary>
+<details id="settings"><summary>What left each site, what it took, what was run</summary>
 {% if settings.rows %}{{ table(settings, "What was run") }}{% endif %}
 {% if hospitals.rows %}<h3>How hospitals differ</h3>
 {{ table(hospitals, "How hospitals differ") }}{% endif %}
