@@ -45,20 +45,27 @@ def hospital_figure(panel: HospitalPanel, title: str) -> Figure:
     subtitle = (
         f"intercept {intercept.strip()}; slope {slope.strip()}\nn = {count(row.n)}. {panel.words}"
     )
-    figure = look.titled_figure(title, subtitle, 3.0)
-    axes, histogram = figure.subplots(2, 1, height_ratios=(4, 1), sharex=True)
+    figure = look.titled_figure(title, subtitle, 3.0 if panel.diagram else 2.4)
+    if panel.diagram is None:
+        axes = figure.subplots()
+    else:
+        axes, histogram = figure.subplots(2, 1, height_ratios=(4, 1), sharex=True)
+        _draw_risks(histogram, panel.diagram)
     look.quiet_grid(axes, "y")
     axes.plot([0, 1], [0, 1], color=MUTED, linewidth=0.8, linestyle=(0, (4, 3)))
     _draw_calibration(axes, panel)
     axes.set(xlim=(0, 1), ylim=(0, 1), title="happened, %")
     axes.set_yticks(TICKS, PERCENT)
-    look.quiet_grid(histogram, "y")
-    if panel.diagram is not None:
-        draw_histogram(histogram, panel.diagram)
-    histogram.set(xlim=(0, 1), xlabel="predicted risk, %", title="patients, %")
-    histogram.yaxis.set_major_locator(MaxNLocator(nbins=2, integer=True))
-    histogram.set_xticks(TICKS, PERCENT)
+    figure.axes[-1].set_xlabel("predicted risk, %")
+    figure.axes[-1].set_xticks(TICKS, PERCENT)
     return figure
+
+
+def _draw_risks(axes: Axes, diagram: ReliabilityRecord) -> None:
+    look.quiet_grid(axes, "y")
+    draw_histogram(axes, diagram)
+    axes.set(xlim=(0, 1), title="patients, %")
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=2, integer=True))
 
 
 def _draw_calibration(axes: Axes, panel: HospitalPanel) -> None:

@@ -35,10 +35,12 @@ SIGNS: dict[Verdict, str] = {
 }
 # What the style of a page calls the colour of a cell that begins with a sign.
 TONES = {"✗": "bad", "▲": "warn", "✓": "good", "?": "open"}
+# Beyond it only "over 100" is said.
+LARGEST_LOG_FACTOR = 5.0
 two_places = partial(decimal, places=2)
-# Of hospitals whose risks are calibrated, the share that is called off nonetheless: measured for
-# 259 of 20 to 400 patients (docs/metrics.md).
-CALLED_OFF_BY_CHANCE = 0.05
+# Of how many hospitals whose risks are calibrated one is called off nonetheless: measured for 259
+# of 20 to 400 patients (docs/metrics.md).
+CALLED_OFF_BY_CHANCE = 20
 ROLES = {"held_out": "took no part", "shifted": "changed records", "train": "trained"}
 
 
@@ -150,11 +152,7 @@ def verdict_counts(hospitals: Sequence[HospitalVerdict]) -> str:
     text = f"Hospitals {where}: {', '.join(parts)}."
     shown = unseen or hospitals
     if len(shown) > MOST_SHOWN:
-        by_chance = round(CALLED_OFF_BY_CHANCE * len(shown))
-        text += (
-            f" Of so many, about {by_chance} would be called off by chance if all risks were "
-            "calibrated."
-        )
+        text += f" Chance alone calls off about 1 calibrated hospital in {CALLED_OFF_BY_CHANCE}."
     return text
 
 
@@ -190,19 +188,23 @@ def _level_words(ends: tuple[float, float] | None, intercept: float | None) -> s
     if max(-low, high) <= math.log(TOLERATED_FACTOR):
         return "Predicted odds are off by less than 2 times."
     return (
-        f"Predicted odds may be up to {math.exp(-low):.2g} times too high, or "
-        f"{math.exp(high):.2g} times too low."
+        f"Predicted odds may be up to {_factor(-low)} times too high, or "
+        f"{_factor(high)} times too low."
     )
 
 
 def _times_off(direction: str, ends: tuple[float, float], estimate: float | None) -> str:
-    least, most = (f"{math.exp(end):.2g}" for end in ends)
+    least, most = map(_factor, ends)
     if estimate is None:
         return f"Predicted odds are {least} to {most} times too {direction}."
     return (
-        f"Predicted odds are about {math.exp(estimate):.2g} times too {direction} "
-        f"({least} to {most})."
+        f"Predicted odds are about {_factor(estimate)} times too {direction} ({least} to {most})."
     )
+
+
+def _factor(log_factor: float) -> str:
+    factor = math.exp(min(log_factor, LARGEST_LOG_FACTOR))
+    return f"{factor:.2g}" if factor < 100 else "over 100"
 
 
 HOSPITAL: Column[HospitalVerdict] = Column(

@@ -112,8 +112,9 @@ def test_of_calibrated_hospitals_as_many_are_called_off_as_the_page_says():
     row = federation_row(federation(0.0, np.random.default_rng(5)))
     assert sum(row[word] for word in WORDS) == HOSPITALS
     assert row["wrong"] == row["called off"] == row["called off, calibrated"]
-    standard_error = math.sqrt(HOSPITALS * CALLED_OFF_BY_CHANCE * (1 - CALLED_OFF_BY_CHANCE))
-    assert abs(row["called off"] - HOSPITALS * CALLED_OFF_BY_CHANCE) < 3 * standard_error
+    share = 1 / CALLED_OFF_BY_CHANCE
+    standard_error = math.sqrt(HOSPITALS * share * (1 - share))
+    assert abs(row["called off"] - HOSPITALS * share) < 3 * standard_error
 
 
 def test_the_page_shows_how_often_the_first_sentence_and_table_of_a_federation_mislead():
@@ -125,5 +126,6 @@ def test_the_page_shows_how_often_the_first_sentence_and_table_of_a_federation_m
     for row in means:
         numbers = [f"{float(value):.1f}" for value in list(row.values())[2:]]
         assert f"| {' | '.join(numbers)} |" in page
-    called = float(means[0]["called off"]) / HOSPITALS
-    assert called == pytest.approx(CALLED_OFF_BY_CHANCE, abs=0.01)
+    assert round(HOSPITALS / float(means[0]["called off"])) == pytest.approx(
+        CALLED_OFF_BY_CHANCE, abs=1
+    )

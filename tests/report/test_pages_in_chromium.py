@@ -47,7 +47,8 @@ function labelLines() {
     const probe = document.createElement('div');
     probe.textContent = cell.dataset.label;
     probe.style.cssText =
-      `position:absolute;width:${style.width};font:${style.font};line-height:${style.lineHeight}`;
+      `position:absolute;width:${style.width};font-size:${style.fontSize};` +
+      `font-weight:${style.fontWeight};line-height:${style.lineHeight}`;
     cell.append(probe);
     most = Math.max(most, lines(probe, probe.offsetHeight));
     probe.remove();

@@ -117,7 +117,7 @@ def test_a_terminal_of_80_columns_shows_it_whole(told, shown):
     told["calibration"] += [row(f"h{number}", "held_out", "fits here") for number in range(20)]
     text = " ".join(shown(verdict_table, told, 80).split())
     assert "20 fits here, 1 too few to tell." in text
-    assert "Of so many, about 1 would be called off by chance" in text
+    assert "Chance alone calls off about 1 calibrated hospital in 20." in text
     assert "Shown are the 12" in text
 
 
