@@ -39,6 +39,7 @@ STAGES = {
 }
 COMMAND = [sys.executable, "-c", "from fl_dpbayes.cli import main; main()"]
 TICK_SECONDS = 0.005
+LOOK_SECONDS = 0.05
 RECORDS_PER_SITE = 100
 # Sends every node one message and writes a line of its only round.
 EMPTY_APP = """\
@@ -242,13 +243,18 @@ def command(*arguments: str) -> Record:
 
 
 def first_line() -> Record:
-    """Return the seconds from the command to the quickstart's first line of a round by Flower."""
+    """Return the seconds from the command to the first answer of a round by Flower."""
+    from fl_dpbayes.engine.progress import EVENTS_FILE, EventReader
+
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
+        events = EventReader(Path(folder, "run", EVENTS_FILE))
         call = [*COMMAND, "simulate", "quickstart", "--out", f"{folder}/run"]
-        with subprocess.Popen(call, stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None
-            next(line for line in process.stdout if line.startswith("round "))
+        with subprocess.Popen(call, stdout=subprocess.DEVNULL) as process:
+            while all(event["event"] != "site" for event in events.new_events()):
+                if process.poll() is not None:
+                    raise RuntimeError("the run ended before its first round")
+                time.sleep(LOOK_SECONDS)
             seconds = time.perf_counter() - start
             process.terminate()
     return {"run, s": seconds}

@@ -626,8 +626,7 @@ def main() -> None:
     # Imported modules stay: to look through them for garbage at every 700 objects takes a second of
     # a short run.
     gc.set_threshold(10_000)
-    # To look through them once more when the process ends would take another second.
-    atexit.register(gc.freeze)
+    atexit.register(_skip_last_collection)
     # A terminated command must end the processes that it started, as an interrupted one does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     for stream in (sys.stdout, sys.stderr):
@@ -655,6 +654,15 @@ def main() -> None:
             "command you gave",
             1,
         )
+
+
+def _skip_last_collection() -> None:
+    """Leave to the operating system what a last look for garbage would take a second to find.
+
+    But where torch has imported triton: its nanobind prints a line for each object that is left.
+    """
+    if "triton" not in sys.modules:
+        gc.freeze()
 
 
 def _usage_error(error: click.ClickException) -> str:

@@ -243,6 +243,17 @@ def test_a_run_imports_no_package_that_only_others_need(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[-1] == "[] 0", done.stderr
 
 
+@pytest.mark.slow
+def test_nothing_is_printed_after_a_command_where_torch_has_imported_triton() -> None:
+    pytest.importorskip("triton")
+    code = (
+        "import sys; from triton._C import libtriton; import triton\n"
+        "from fl_dpbayes import cli; sys.argv = ['fl-dpbayes', '--version']; cli.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (done.stdout.count("\n"), done.stderr) == (1, "")
+
+
 # As `python -c` has it, where the working folder comes first on the path. Modules of these names are
 # forgotten between the cases, as if each were a process of its own, which takes seconds to begin.
 OWN_MODULES = """

@@ -4,6 +4,7 @@ import contextvars
 import decimal
 import io
 import json
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -16,10 +17,9 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import (
     BarColumn,
-    MofNCompleteColumn,
     Progress,
+    TaskProgressColumn,
     TextColumn,
-    TimeElapsedColumn,
     TimeRemainingColumn,
 )
 from rich.table import Table
@@ -30,6 +30,12 @@ from fl_dpbayes.report import rounded_up
 EVENTS_FILE = "events.jsonl"
 POLL_SECONDS = 0.2
 STOP_SECONDS = 60.0
+# So that all stands on one line of 80 columns.
+BAR_WIDTH = 20
+# More sites with a problem are counted, not listed.
+MOST_PROBLEMS = 8
+# A hospital's policy that no test results leave is no fault.
+BY_POLICY = "NOT_SENT"
 # Below this epsilon, three decimal places tell too little.
 SMALL_EPSILON = 0.01
 SMALL_DIGITS = decimal.Context(prec=3, rounding=decimal.ROUND_CEILING)
@@ -75,15 +81,41 @@ class EventReader:
 
 @dataclass(frozen=True)
 class SiteState:
-    """What the display shows of a site: its role, what it did last, and the epsilon it spent."""
+    """What the display knows of a site: its role, what it did last, and the epsilon it spent.
+
+    Attributes:
+        role: Train, held out or shifted.
+        state: What it did last.
+        epsilon: What it has spent; None before its first reply.
+        budget: What it may spend; None as long as it is not told.
+        problem: Why it did not train or was not tested, empty if all is well.
+    """
 
     role: str = ""
     state: str = ""
-    spent: str = ""
+    epsilon: float | None = None
+    budget: float | None = None
+    problem: str = ""
+
+    @property
+    def spent(self) -> str:
+        """Epsilon of its budget, in words; empty where neither is known."""
+        if self.epsilon is None or not self.budget:
+            return ""
+        return f"{spent_text(self.epsilon)} of {self.budget:g}"
+
+    @property
+    def share(self) -> float:
+        """Share of the budget that is spent, in [0, 1]; 0 where it is not known or infinite."""
+        share = self.epsilon / self.budget if self.epsilon and self.budget else 0.0
+        return share if math.isfinite(share) else 0.0
 
 
 class Display:
-    """Turns events into a bar and a table of sites; without a terminal, into one line per round."""
+    """Turns events into one bar, and a line for each site with a problem.
+
+    Without a terminal, into a line for each tenth of the rounds, and the same lines for sites.
+    """
 
     def __init__(self, console: Console, rounds: int) -> None:
         """Show nothing yet.
@@ -97,19 +129,19 @@ class Display:
         self._trainers = 0
         self._is_live = console.is_terminal or console.is_jupyter
         self._sites: dict[str, SiteState] = {}
-        # Why a site did not train, which its tests do not hide.
-        self._problems: dict[str, str] = {}
+        self._printed_tenths = 0
+        self._printed_problems: set[tuple[str, str]] = set()
+        self._unmeasured: set[str] = set()
         self._bar = Progress(
             TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("replies elapsed"),
-            TimeElapsedColumn(),
+            BarColumn(BAR_WIDTH),
+            TaskProgressColumn(),
+            TextColumn("{task.fields[spent]}"),
             TextColumn("left"),
             TimeRemainingColumn(),
             console=console,
         )
-        self._task = self._bar.add_task("starting", total=None)
+        self._task = self._bar.add_task("starting", total=None, spent="")
 
     def show(self, event: dict[str, Any]) -> None:
         """Take in one event."""
@@ -119,42 +151,40 @@ class Display:
             case "roster":
                 self._show_roster(event)
             case "train":
-                number = event["round"]
-                self._bar.update(
-                    self._task,
-                    description=f"round {number}/{event['rounds']}",
-                    completed=(number - 1) * self._trainers,
-                )
+                self._begin_round(event["round"])
                 self._set_states(event["sites"], "training")
             case "recalibrate":
-                self._bar.update(
-                    self._task, description=f"recalibrating {event['round']}/{event['rounds']}"
-                )
+                self._rounds_done(self._rounds)
+                self._describe(f"recalibrating {event['round']}/{event['rounds']}")
                 self._set_states(event["sites"], "recalibrating")
             case "evaluate":
-                self._bar.update(
-                    self._task,
-                    description="evaluating",
-                    completed=self._rounds * self._trainers,
-                )
+                self._rounds_done(self._rounds)
+                self._describe("evaluating")
+                self._unmeasured = set(event["sites"])
                 self._set_states(event["sites"], "evaluating")
             case "site":
                 self._show_reply(event)
             case "evaluated":
-                problem = self._problems.get(event["site"], "")
-                self._set_states([event["site"]], f"{problem}tests: {event['problem'] or 'done'}")
-                self._bar.advance(self._task)
+                self._show_evaluated(event)
 
     def render(self) -> Group:
         """Return what the terminal shows now."""
-        return Group(self._bar, self.table())
+        problems = [name for name, site in self._sites.items() if site.problem]
+        if len(problems) > MOST_PROBLEMS:
+            names = f"{', '.join(problems[:MOST_PROBLEMS])} and more"
+            return Group(self._bar, Text(f"{len(problems)} sites have a problem: {names}"))
+        return Group(self._bar, self._table(problems)) if problems else Group(self._bar)
 
     def table(self) -> Table:
         """Return the sites, with what each did last and has spent."""
+        return self._table(self._sites)
+
+    def _table(self, names: Iterable[str]) -> Table:
         table = Table(
             "site", "role", "state", "epsilon spent", box=None, padding=(0, 2), header_style="bold"
         )
-        for name, site in self._sites.items():
+        for name in names:
+            site = self._sites[name]
             # As plain text: a state may hold what a site sent, and square brackets are markup to
             # rich.
             table.add_row(Text(name), Text(site.role), Text(site.state), Text(site.spent))
@@ -162,37 +192,84 @@ class Display:
 
     def _show_waiting(self, event: dict[str, Any]) -> None:
         text = f"waiting for {', '.join(event['missing'])}"
-        self._bar.update(self._task, description=text)
+        self._describe(text)
         if not self._is_live:
-            self._console.print(text, markup=False)
+            self._print(text)
 
     def _show_roster(self, event: dict[str, Any]) -> None:
         roles = dict(event["sites"])
         # A run that is resumed calls its sites again, and what was spent stays spent.
         self._sites = {
-            name: SiteState(role=role, state="waiting", spent=self._site(name).spent)
+            name: replace(self._site(name), role=role, state="waiting")
             for name, role in roles.items()
         }
         self._trainers = sum(role == "train" for role in roles.values())
         self._bar.update(self._task, total=self._rounds * self._trainers + len(roles))
+        for line in event.get("left_out", ()):
+            self._print(f"left out: {line}")
+
+    def _begin_round(self, number: int) -> None:
+        self._rounds_done(number - 1)
+        self._describe(f"round {number}/{self._rounds}")
+
+    def _rounds_done(self, done: int) -> None:
+        """Fill the bar up to a round; without a terminal print a line for each new tenth."""
+        self._bar.update(self._task, completed=done * self._trainers)
+        tenths = 10 * done // self._rounds
+        if self._is_live or tenths <= self._printed_tenths:
+            return
+        self._printed_tenths = tenths
+        most = self._most_spent()
+        self._print(f"round {done}/{self._rounds}{f', {most}' if most else ''}")
+
+    def _most_spent(self) -> str:
+        """Say what the site spent that spent the largest share of its budget."""
+        most = max(self._sites.values(), key=lambda site: site.share, default=SiteState())
+        return f"epsilon {most.spent}" if most.spent else ""
 
     def _show_reply(self, event: dict[str, Any]) -> None:
         name = event["site"]
         status = event["status"]
-        detail = event["detail"]
-        epsilon = event["epsilon"]
-        budget = event["budget"]
-        state = f"{status} {detail}".strip()
-        spent = ""
-        if epsilon is not None and budget:
-            spent = f"{spent_text(epsilon)} of {budget:g}"
-        self._problems[name] = "" if status in ("OK", "PARTIAL") else f"{state}; "
-        before = self._site(name)
-        self._sites[name] = replace(before, state=state, spent=spent or before.spent)
+        state = f"{status} {event['detail']}".strip()
+        site = replace(self._site(name), state=state, problem="" if status == "OK" else state)
+        if event["epsilon"] is not None and event["budget"]:
+            site = replace(site, epsilon=event["epsilon"], budget=event["budget"])
+        self._keep(name, site, f"round {event['round']}/{self._rounds}")
         self._bar.advance(self._task)
-        if not self._is_live:
-            round_of_site = f"round {event['round']}/{self._rounds}  {name}"
-            self._console.print(f"{round_of_site}  {status}  {detail or spent}", markup=False)
+        self._bar.update(self._task, spent=self._most_spent())
+
+    def _show_evaluated(self, event: dict[str, Any]) -> None:
+        name = event["site"]
+        before = self._site(name)
+        tests = f"tests: {event['problem'] or 'done'}"
+        # That a site did not train is not hidden by its tests.
+        trained_badly = f"{before.problem}; " if before.problem else ""
+        is_well = not event["problem"] or event["problem"] == BY_POLICY
+        problem = before.problem if is_well else f"{trained_badly}{tests}"
+        self._keep(
+            name, replace(before, state=f"{trained_badly}{tests}", problem=problem), "evaluation"
+        )
+        self._bar.advance(self._task)
+        self._unmeasured.discard(name)
+        if not self._unmeasured:
+            self._describe("writing the report")
+
+    def _keep(self, name: str, site: SiteState, when: str) -> None:
+        """Keep what a site did; without a terminal print its problem once."""
+        if (
+            site.problem
+            and not self._is_live
+            and (name, site.problem) not in self._printed_problems
+        ):
+            self._printed_problems.add((name, site.problem))
+            self._print(f"{when}: {name}: {site.problem}")
+        self._sites[name] = site
+
+    def _print(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def _describe(self, text: str) -> None:
+        self._bar.update(self._task, description=text)
 
     def _set_states(self, names: Iterable[str], state: str) -> None:
         for name in names:

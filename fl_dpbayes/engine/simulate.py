@@ -20,7 +20,15 @@ from fl_dpbayes.engine.weak_budget import weak_budget
 from fl_dpbayes.errors import FailedError, Stopped, UserError
 from fl_dpbayes.files import RunStore
 from fl_dpbayes.files.folder_lock import folder_lock
-from fl_dpbayes.report import calibration_table, privacy_table, read_summary, verdict_table
+from fl_dpbayes.report import (
+    Summary,
+    calibration_table,
+    hospital_verdicts,
+    privacy_overview,
+    privacy_table,
+    read_summary,
+    verdict_table,
+)
 
 # A disk with less free space than this is full.
 FULL_BYTES = 2**16
@@ -147,7 +155,8 @@ def show_run(run_folder: Path, console: Console, *, in_full: bool = False) -> No
         in_full: With all predictors and measures, and what is pooled over hospitals.
     """
     summary = read_summary(run_folder)
-    console.print(privacy_table(summary, console.width))
+    costs = privacy_table if in_full else privacy_overview
+    console.print(costs(summary, console.width))
     verdicts = verdict_table(summary, console.width)
     if verdicts is not None:
         console.print()
@@ -159,7 +168,31 @@ def show_run(run_folder: Path, console: Console, *, in_full: bool = False) -> No
         console.print()
     for warning in summary.warnings:
         console.print(f"warning: {warning}", style="yellow", markup=False)
+    site_file = _site_to_update(summary, run_folder)
+    if site_file is not None:
+        console.print(
+            "What a hospital's own patients repair, for epsilon 1:\n"
+            f"  fl-dpbayes update {shlex.quote(str(run_folder))} {shlex.quote(str(site_file))} "
+            "--epsilon 1",
+            soft_wrap=True,
+            markup=False,
+            highlight=False,
+        )
     console.print(f"report: {run_folder / 'report.html'}", soft_wrap=True, markup=False)
+
+
+def _site_to_update(run: Summary, run_folder: Path) -> Path | None:
+    """Return the site file of the held-out hospital that needs an update most, in a simulation."""
+    if not run.hospitals:
+        return None
+    # A simulation's site files are `<number>-<name>.toml`; a real coordinator has none.
+    files = {
+        path.stem.partition("-")[2]: path for path in (run_folder / SITES_FOLDER).glob("*.toml")
+    }
+    for hospital in hospital_verdicts(run):
+        if hospital.row.role == "held_out" and hospital.row.site in files:
+            return files[hospital.row.site]
+    return None
 
 
 def raise_failure(

@@ -52,6 +52,12 @@ from fl_dpbayes.report.summary import (
     Traffic,
     parse_summary,
 )
-from fl_dpbayes.report.tables import calibration_table, privacy_table, verdict_table
+from fl_dpbayes.report.tables import (
+    calibration_table,
+    privacy_overview,
+    privacy_table,
+    verdict_table,
+)
 from fl_dpbayes.report.terminal_table import printed_table
+from fl_dpbayes.report.verdicts import hospital_verdicts
 from fl_dpbayes.report.warnings import sentence, sentences

@@ -1,5 +1,6 @@
 """The tables that a run prints at its end: those of its page, as far as the terminal is wide."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from rich.table import Table
@@ -7,6 +8,7 @@ from rich.table import Table
 from fl_dpbayes.calibration import CalibrationRecord
 from fl_dpbayes.report import page_tables
 from fl_dpbayes.report.headline import median_rows
+from fl_dpbayes.report.numbers import probability, rounded_up
 from fl_dpbayes.report.page_tables import (
     AUROC,
     ECE,
@@ -16,9 +18,10 @@ from fl_dpbayes.report.page_tables import (
     measure_columns,
     table_of,
 )
-from fl_dpbayes.report.summary import Summary
-from fl_dpbayes.report.terminal_table import printed_table
+from fl_dpbayes.report.summary import PrivacyRecord, Summary
+from fl_dpbayes.report.terminal_table import printed_table, without_columns
 from fl_dpbayes.report.verdicts import (
+    MOST_UNFOLDED,
     NARROW_COLUMNS,
     hospital_verdicts,
     most_telling,
@@ -26,9 +29,10 @@ from fl_dpbayes.report.verdicts import (
 )
 from fl_dpbayes.report.wording import (
     NOISED_NOTE,
-    VERDICT_NOTE,
+    NOT_PRIVATE,
     event,
     in_reading_order,
+    neighbours,
     place_name,
     privacy_notes,
 )
@@ -48,13 +52,55 @@ def privacy_table(run: Summary, width: int = WIDTH) -> Table:
     )
 
 
+def privacy_overview(run: Summary, width: int = WIDTH) -> Table:
+    """Show what the run cost in short; of many sites those in trouble and the one that spent most.
+
+    What stands nowhere here is in the page's table and in `privacy_table`.
+    """
+    rows = _telling_rows(run.privacy)
+    title = "Privacy spent" if run.private else "Training without privacy"
+    if len(rows) < len(run.privacy):
+        title = f"{title}: of {len(run.privacy)} sites the one that spent most, and any not OK"
+    content = page_tables.privacy_table(run.model_copy(update={"privacy": rows}))
+    return printed_table(
+        title=title,
+        content=without_columns(content, ("Unit", "Steps", "μ", "Temperature")),
+        width=width,
+        expendable=("Units n", "δ"),
+        caption=_privacy_caption(run),
+    )
+
+
+def _telling_rows(rows: Sequence[PrivacyRecord]) -> tuple[PrivacyRecord, ...]:
+    """Return few rows as they are, of many those in trouble and the one that spent most."""
+    if len(rows) <= MOST_UNFOLDED:
+        return tuple(rows)
+    most = max(rows, key=lambda row: row.largest_epsilon or 0.0)
+    return tuple(row for row in rows if row is most or row.status != "OK")
+
+
+def _privacy_caption(run: Summary) -> str:
+    """Say in two lines what the epsilons are; the page says the rest."""
+    if not run.private:
+        return NOT_PRIVATE
+    text = f"ε is for {neighbours(run)}, rounded up."
+    small = run.small_delta
+    if small is not None:
+        epsilon = rounded_up(small.epsilon)
+        text += f" At delta {probability(small.delta)} {small.site} has {epsilon}."
+    return f"{text} Seeded: not private." if run.seeded else text
+
+
 def verdict_table(run: Summary, width: int = WIDTH) -> Table | None:
     """Show what was seen at each hospital; None where the outcome is not of two classes."""
     hospitals = hospital_verdicts(run)
     if not hospitals:
         return None
     shown = most_telling(hospitals)
-    caption = f"Of 100 patients: so many with {event(run)!r}. {VERDICT_NOTE}"
+    caption = (
+        f"Of 100 patients: so many with {event(run)!r}. The words are read off 95% intervals, "
+        "the page says how. This is no medical device."
+    )
     if len(shown) < len(hospitals):
         caption = (
             f"{verdict_counts(hospitals)} Shown are the {len(shown)} that are clearly or "

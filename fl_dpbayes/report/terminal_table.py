@@ -28,6 +28,18 @@ def terminal_table(title: str, caption: str = "") -> Table:
     )
 
 
+def without_columns(content: PageTable, titles: Sequence[str]) -> PageTable:
+    """Return a table without some of its columns; a title that it does not have is passed over."""
+    kept = [number for number, title in enumerate(content.columns) if title not in titles]
+    return PageTable(
+        columns=tuple(content.columns[number] for number in kept),
+        rows=[tuple(row[number] for number in kept) for row in content.rows],
+        text_columns=frozenset(
+            position for position, number in enumerate(kept) if number in content.text_columns
+        ),
+    )
+
+
 def printed_table(
     title: str,
     content: PageTable,

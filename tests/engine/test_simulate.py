@@ -73,18 +73,63 @@ EVENTS = [
 ]
 
 
-def test_display_renders_before_and_after_every_event_in_a_terminal() -> None:
-    console = Console(force_terminal=True, file=io.StringIO(), width=100)
-    display = Display(console, 2)
-    console.print(display.render())
-    for event in EVENTS:
+def displayed(events: list[dict], rounds: int, *, terminal: bool, width: int = 80) -> list[str]:
+    """What a display prints, and on a terminal shows after each event."""
+    console = Console(force_terminal=terminal, color_system=None, file=io.StringIO(), width=width)
+    display = Display(console, rounds)
+    for event in events:
         display.show(event)
-        console.print(display.render())
-    assert all(
-        words in console.file.getvalue()
-        for words in ("round 1/2", "0.500 of 2", "evaluating", "left")
+        if terminal:
+            console.print(display.render())
+    return console.file.getvalue().splitlines()
+
+
+def test_a_terminal_shows_one_bar_and_a_row_only_for_a_site_with_a_problem() -> None:
+    lines = displayed(EVENTS, 2, terminal=True)
+    assert max(map(len, lines)) <= 80
+    assert sum("round 1/2" in line and "0.500 of 2" in line for line in lines) == 1
+    assert "writing the report" in lines[-3]
+    first_problem = next(number for number, line in enumerate(lines) if "REFUSED" in line)
+    # One line for each event before it, and then a header and a row.
+    assert not any("north" in line for line in lines[: first_problem - 1])
+    assert re.search(r"north +train +REFUSED X +0.500 of 2", lines[first_problem])
+    # The policy of a hospital that its test results stay there is no fault, and hides none.
+    assert re.search(r"north +train +REFUSED X; tests: NOT_SENT +0.500 of 2", lines[-1])
+
+
+def test_many_sites_with_a_problem_are_counted() -> None:
+    events = [reply(f"h{number}", "FAILED", "no reply in time") for number in range(30)]
+    assert "30 sites have a problem: h0, h1" in displayed(events, 2, terminal=True, width=200)[-1]
+
+
+def reply(site: str, status: str, detail: str = "", number: int = 1) -> dict:
+    known = (
+        {"epsilon": 0.01 * number, "budget": 2.0}
+        if status == "OK"
+        else dict.fromkeys(("epsilon", "budget"))
     )
-    assert re.search(r"REFUSED X; tests: NOT_SENT +0\.500 of 2", console.file.getvalue())
+    said = {"site": site, "round": number, "status": status, "detail": detail}
+    return {"event": "site", **said, **known}
+
+
+def test_a_log_gets_ten_lines_a_run_and_one_for_each_problem_of_a_site() -> None:
+    sites = [f"h{number}" for number in range(20)]
+    roster = {"event": "roster", "sites": [[site, "train"] for site in sites]}
+    events = [{**roster, "left_out": ["a node did not join: its card is not valid"]}]
+    for number in range(1, 59):
+        events.append({"event": "train", "round": number, "rounds": 58, "sites": sites})
+        events += [reply(site, "OK", number=number) for site in sites[1:]]
+        events.append(reply(sites[0], "REFUSED", "BUDGET_EXHAUSTED", number))
+    events.append({"event": "evaluate", "round": 58, "rounds": 58, "sites": sites})
+    events += [{"event": "evaluated", "site": site, "problem": ""} for site in sites]
+    lines = displayed(events, 58, terminal=False)
+    assert lines[:3] == [
+        "left out: a node did not join: its card is not valid",
+        "round 1/58: h0: REFUSED BUDGET_EXHAUSTED",
+        "round 6/58, epsilon 0.060 of 2",
+    ]
+    assert lines[-1] == "round 58/58, epsilon 0.580 of 2"
+    assert len(lines) == 12
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from fl_dpbayes.report.answer import answer
 from fl_dpbayes.report.model_card import model_card
 from fl_dpbayes.report.page_tables import run_tables
 from fl_dpbayes.report.summary import parse_summary
-from fl_dpbayes.report.tables import calibration_table, privacy_table
+from fl_dpbayes.report.tables import calibration_table, privacy_overview, privacy_table
 
 
 def line_of(text: str, name: str) -> list[str]:
@@ -37,6 +37,35 @@ def test_a_small_delta_and_a_seed_are_said_beside_the_table(summary, shown):
     for change, said in ((small, said_of), ({"seeded": True}, "seeded: not private")):
         assert said not in " ".join(shown(privacy_table, summary).split())
         assert said in " ".join(shown(privacy_table, summary | change).split())
+
+
+def test_the_overview_of_costs_has_two_lines_below_it_and_names_what_weakens_it(summary, shown):
+    small = {"small_delta": {"site": "north-clinic", "delta": 1e-5, "epsilon": 2.3401}}
+    for change, expected in (
+        (small, "At delta 1e-5 north-clinic has 2.35."),
+        ({"seeded": True}, "Seeded: not private."),
+        ({"private": False}, "Not private: epsilon is infinite."),
+    ):
+        text = shown(privacy_overview, summary | change, 80)
+        assert expected in " ".join(text.split())
+        assert "μ" not in text
+        caption = text.rstrip().rpartition("\n ")[2]
+        assert len(" ".join(caption.split())) <= 2 * 80
+
+
+def test_the_overview_of_many_costs_shows_the_highest_and_whatever_is_not_ok(summary, shown):
+    row = summary["privacy"][0]
+    summary["privacy"] = [
+        {**row, "site": f"h{number}", "epsilon": 1 + number / 100, "status": "OK"}
+        for number in range(40)
+    ]
+    summary["privacy"][7]["status"] = "OK; 1 of 20 rounds FAILED no reply in time"
+    summary["privacy"][9]["status"] = "PARTIAL"
+    text = shown(privacy_overview, summary, 80)
+    names = [line.split()[0] for line in text.splitlines() if line.startswith(" h")]
+    assert names == ["h7", "h9", "h39"]
+    assert "of 40 sites the one that spent most, and any not OK" in " ".join(text.split())
+    assert "h12 " in shown(privacy_table, summary, 80)
 
 
 def test_calibration_table_pooled_first_then_means_then_sites_and_the_words_of_the_page(
