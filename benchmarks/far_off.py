@@ -43,8 +43,8 @@ def _small_hospitals() -> list[str]:
 
 
 FEDERATIONS = {
-    "quickstart: 8 hospitals of the stroke trial": (
-        "quickstart",
+    "stroke-uk: 8 hospitals of the stroke trial": (
+        "stroke-uk",
         lambda: ["evaluation.baselines=false"],
     ),
     "digits: 4 sites, Dirichlet 1": ("digits", list),

@@ -2,7 +2,7 @@
 
 python benchmarks/hostile_site.py --out cells.jsonl --sites 4 8 --seeds 1 --rules fald mixture
 
-Through the real server and the real clients, at the noise of the scenarios `quickstart` and
+Through the real server and the real clients, at the noise of the scenarios `stroke-uk` and
 `digits`. The hostile site knows its records, the state that the round starts from and what the
 server accepts; all but its states is as its honest app wrote it. Each cell is a line of the file
 once it is done; what is there is not run again.
@@ -64,7 +64,7 @@ RULES = {
     "product-diagonal": "{rule='product-diagonal'}",
     "fedpa": "{rule='fedpa'}",
 }
-# Hospitals of `quickstart` in the order of their nodes; of eight the hostile one is the second, of
+# Hospitals of `stroke-uk` in the order of their nodes; of eight the hostile one is the second, of
 # usual size.
 HOSPITALS = ("uk-134", "uk-39", "uk-1", "uk-6", "uk-73", "uk-4", "uk-72", "uk-11")
 SMALL_NOISE = ("privacy.epsilon=200", "privacy.coupling=constant", "privacy.temperature=")
@@ -92,23 +92,23 @@ class Cell:
     @property
     def hostile(self) -> str:
         """The name of the site that attacks."""
-        return HOSPITALS[1] if self.noise == "quickstart" else LETTERS[0]
+        return HOSPITALS[1] if self.noise == "stroke-uk" else LETTERS[0]
 
     @property
     def node(self) -> int:
         """The number of its node, from 1."""
-        return 2 if self.noise == "quickstart" else 1
+        return 2 if self.noise == "stroke-uk" else 1
 
     def scenario(self) -> Scenario:
         """The run's scenario."""
         seeds = (f"seed={self.seed + 1}", f"simulation.insecure_seed={self.seed + 1}")
-        if self.noise == "quickstart":
+        if self.noise == "stroke-uk":
             left_out = [
                 f"sites.{name}=" for name in (*HOSPITALS[self.sites :], "uk-81", "new-zealand-121")
             ]
             rule = RULES[self.rule].replace("PATTERN", "noise")
             return load_scenario(
-                "quickstart",
+                "stroke-uk",
                 [*left_out, f"aggregation={rule}", "evaluation.baselines=false", *seeds],
             )
         trainers = ",".join(f"{name}={{role='train'}}" for name in LETTERS[: self.sites])
@@ -126,7 +126,7 @@ class Cell:
         )
 
 
-NOISES = ("quickstart", "digits", "small noise")
+NOISES = ("stroke-uk", "digits", "small noise")
 
 # A rejected reply harms nobody, so attacks stay a little within the bound.
 WITHIN = 0.99
@@ -436,7 +436,7 @@ def main() -> None:
     parser.add_argument(
         "--sites", type=int, nargs="+", default=[4, 8], help="training sites (default: 4 8)"
     )
-    parser.add_argument("--noises", nargs="+", choices=NOISES, default=["quickstart", "digits"])
+    parser.add_argument("--noises", nargs="+", choices=NOISES, default=["stroke-uk", "digits"])
     parser.add_argument(
         "--rules", nargs="+", choices=RULES, default=list(RULES), help="default: all"
     )

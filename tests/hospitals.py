@@ -35,7 +35,7 @@ class HospitalRun:
 
 
 def scenario(*overrides: str) -> Scenario:
-    return load_scenario("quickstart", [SITES, *SETTINGS, *overrides])
+    return load_scenario("stroke-uk", [SITES, *SETTINGS, *overrides])
 
 
 def run_of_hospitals(folder: Path) -> HospitalRun:

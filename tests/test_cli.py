@@ -224,7 +224,7 @@ def test_an_unknown_name_is_told_before_torch_or_flower_is_imported(asked: str) 
 SMALL_RUN = """
 import sys
 from fl_dpbayes import cli
-sys.argv = ["fl-dpbayes", "simulate", "quickstart", "--engine", "inline", "--out", sys.argv[1],
+sys.argv = ["fl-dpbayes", "simulate", "stroke-uk", "--engine", "inline", "--out", sys.argv[1],
     "--set", "training={rounds=2, steps_per_round=5, burn_in=2, thinning=2}",
     "--set", "evaluation.baselines=false",
     "--set", "sites={uk-1={role='train'}, uk-6={role='train'}, uk-81={role='held_out'}}"]

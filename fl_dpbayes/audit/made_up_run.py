@@ -1,6 +1,6 @@
 """A made-up finished run with a posterior over hospitals: what `update` needs.
 
-It is that of a run of the shipped `quickstart`, one step a round, whatever scenario is audited: its
+It is that of a run of the shipped `stroke-uk`, one step a round, whatever scenario is audited: its
 model has two classes, as such a posterior must.
 """
 
@@ -47,7 +47,7 @@ def write_made_up_run(folder: Path, generator: np.random.Generator) -> Scenario:
     Returns:
         The scenario of the run.
     """
-    scenario = load_scenario("quickstart", SETTINGS)
+    scenario = load_scenario("stroke-uk", SETTINGS)
     folder.mkdir(parents=True)
     write_scenario(scenario, folder / SCENARIO_FILE)
     task = scenario.data.source.task

@@ -38,7 +38,7 @@ def attacks(hardest: str) -> tuple[str, ...]:
 
 
 RULES = ("fald", "mixture", "fedbe", "consensus-uniform", "predbayes")
-NOISES = ("quickstart", "digits")
+NOISES = ("stroke-uk", "digits")
 # Every rule, and either noise in turn.
 NAMING = (
     list(itertools.product(RULES, NOISES))
@@ -115,7 +115,7 @@ def test_pages_show_what_the_cells_say() -> None:
     rows = measured_cells(PAGE.with_suffix(".jsonl"))
     page = PAGE.read_text(encoding="utf-8")
     for score in SCORES:
-        assert summary_table(rows, dict.fromkeys(("quickstart", "digits"), score)) in page
+        assert summary_table(rows, dict.fromkeys(("stroke-uk", "digits"), score)) in page
     for noise, sites in rows.groupby(["noise", "sites"]).groups:
         assert setting_table(rows, noise, sites) in page
     first = summary_table(rows, {"quickstart": "auroc", "digits": "accuracy"})

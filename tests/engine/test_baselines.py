@@ -23,7 +23,7 @@ from tests.engine.test_simulate import SUMMARY
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory):
-    scenario = load_scenario("quickstart")
+    scenario = load_scenario("stroke-uk")
     folder = tmp_path_factory.mktemp("run")
     return scenario, prepare_simulation(scenario, plan_sites(scenario, None), folder), folder
 

@@ -174,7 +174,7 @@ def test_run_that_was_killed_before_its_baselines_has_them_when_it_is_resumed(
     def kill(*_: object) -> None:
         raise Killed
 
-    given = ["simulate", "quickstart", *SMALL, "--out", str(folder)]
+    given = ["simulate", "stroke-uk", *SMALL, "--out", str(folder)]
     with monkeypatch.context() as patch:
         patch.setattr(place + ("write_baselines" if last == "prepare" else "run_prepared"), kill)
         with pytest.raises(Killed):

@@ -77,21 +77,21 @@ class _Fit:
         shares = (np.column_stack([numbers, numbers * _STRIDE % _PAIRS]) + 0.5) / _PAIRS
         spreads = np.append(0.0, np.geomspace(_SMALLEST_SPREAD, 1.0, _SPREADS - 1)) * largest_sd
         self.hospital_sds = _drawn_spreads(
-            squares=np.array([self._within(spread) for spread in spreads]),
+            squares=self._within(spreads),
             spreads=spreads,
             degrees=hospitals - groups,
             shares=shares[:, 0],
         )
+        self._precisions, self._centres = self._groups_at(self.hospital_sds)
         self.group_sds = np.zeros(_PAIRS)
         if nested:
-            for number, hospital_sd in enumerate(self.hospital_sds):
+            for number in range(_PAIRS):
                 self.group_sds[number] = _drawn_spreads(
-                    squares=self._between(hospital_sd, spreads),
+                    squares=self._between(number, spreads),
                     spreads=spreads,
                     degrees=groups - 1,
                     shares=shares[number, 1],
                 )
-        self._precisions, self._centres = self._groups_at(self.hospital_sds[:, None])
         scaled = np.square(self.group_sds)[:, None] * self._precisions
         self._shrinkage = scaled / (1 + scaled)
         weights = self._precisions / (1 + scaled)
@@ -135,22 +135,23 @@ class _Fit:
             variances=remaining + np.square(1 - share) / self._weight[:, None],
         )
 
-    def _groups_at(self, hospital_sd: Floats) -> tuple[Floats, Floats]:
-        """Return A_j and ubar_j at tau_h, of shape (..., 1): (..., J) each."""
+    def _groups_at(self, hospital_sds: Floats) -> tuple[Floats, Floats]:
+        """Return A_j and ubar_j at every tau_h, of shape (S,): (S, J) each."""
         estimates, variances = self.effects
-        precision = 1 / (np.square(hospital_sd) + variances)
+        precision = 1 / (np.square(hospital_sds)[:, None] + variances)
         total = precision @ self._members
         return total, (precision * estimates) @ self._members / total
 
-    def _within(self, hospital_sd: float) -> float:
-        """Return Q_h."""
-        _, centres = self._groups_at(np.array([hospital_sd]))
-        off = self.effects.estimates - centres[self._group_of]
-        return float((np.square(off) / (hospital_sd**2 + self.effects.variances)).sum())
+    def _within(self, hospital_sds: Floats) -> Floats:
+        """Return Q_h at every tau_h."""
+        estimates, variances = self.effects
+        _, centres = self._groups_at(hospital_sds)
+        off = estimates - centres[:, self._group_of]
+        return np.asarray((np.square(off) / (np.square(hospital_sds)[:, None] + variances)).sum(1))
 
-    def _between(self, hospital_sd: float, group_sds: Floats) -> Floats:
-        """Return Q_c at every tau_c."""
-        precisions, centres = self._groups_at(np.array([hospital_sd]))
+    def _between(self, pair: int, group_sds: Floats) -> Floats:
+        """Return Q_c at every tau_c, at the tau_h of a pair."""
+        precisions, centres = self._precisions[pair], self._centres[pair]
         weights = 1 / (np.square(group_sds)[:, None] + 1 / precisions)
         mean = (weights * centres).sum(axis=1) / weights.sum(axis=1)
         return np.asarray((weights * np.square(centres - mean[:, None])).sum(axis=1))
