@@ -19,6 +19,7 @@ from fl_dpbayes.engine.progress import Display, EventReader, spent_text
 from fl_dpbayes.engine.simulate import show_run, simulate
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.report.run_files import write_summary
+from tests.report.test_verdicts import row as verdict_row
 
 SUMMARY = {
     "scenario": "one",
@@ -42,6 +43,36 @@ def test_tables_and_warnings_are_shown(tmp_path):
     text = "\n".join(line.strip() for line in console.file.getvalue().splitlines())
     assert "\n\nwarning: first\nwarning: second\n" in text
     assert "\n\nCalibration\n" in text
+
+
+def test_a_simulation_with_levels_ends_by_the_update_of_the_held_out_hospital_farthest_off(
+    tmp_path: Path,
+) -> None:
+    names = ("a", "b", "far-1", "d")
+    rows = [
+        verdict_row("a", "train", "recalibrate first", risk=0.9),
+        verdict_row("b", "held_out", "fits here", risk=0.25),
+        verdict_row("far-1", "held_out", "recalibrate first", risk=0.5),
+        verdict_row("d", "shifted", "recalibrate first", risk=0.9),
+    ]
+    level = {"of": "sd", "value": 0.4, "interval": [0.1, 0.9]}
+    write_summary({**SUMMARY, "calibration": rows, "hospitals": [level]}, tmp_path)
+
+    def last_lines() -> list[str]:
+        console = Console(file=io.StringIO(), width=80)
+        show_run(tmp_path, console)
+        return console.file.getvalue().splitlines()[-2:]
+
+    # A coordinator of real hospitals has no site file.
+    assert "update" not in last_lines()[0]
+    (tmp_path / "sites").mkdir()
+    for number, name in enumerate(names):
+        (tmp_path / "sites" / f"{number}-{name}.toml").touch()
+    site_file = tmp_path / "sites" / "2-far-1.toml"
+    assert last_lines() == [
+        f"  fl-dpbayes update {tmp_path} {site_file} --epsilon 1",
+        f"report: {tmp_path / 'report.html'}",
+    ]
 
 
 EVENTS = [
