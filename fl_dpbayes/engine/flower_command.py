@@ -147,8 +147,8 @@ class FlowerCommand:
 
     def _final_status(self, run: str, events: EventReader, stop: threading.Event) -> dict[str, str]:
         # Asking Flower starts a process that takes a core for more than a second. The run's own
-        # events say when it is over; Flower is asked then, and now and then in case the ServerApp
-        # died without a last word.
+        # events say when it is over; Flower is asked then, and where none came for a while, in case
+        # the ServerApp died without a last word.
         is_over = False
         next_question = time.monotonic() + ASK_SECONDS
         last_answer = time.monotonic()
@@ -156,6 +156,8 @@ class FlowerCommand:
             if not is_over:
                 names = [event["event"] for event in events.new_events()]
                 is_over = "finished" in names or "failed" in names
+                if names:
+                    next_question = time.monotonic() + ASK_SECONDS
             if not is_over and time.monotonic() < next_question:
                 continue
             next_question = time.monotonic() + ASK_SECONDS
