@@ -21,7 +21,6 @@ from fl_dpbayes.report.page_tables import (
 from fl_dpbayes.report.summary import PrivacyRecord, Summary
 from fl_dpbayes.report.terminal_table import printed_table, without_columns
 from fl_dpbayes.report.verdicts import (
-    MOST_UNFOLDED,
     NARROW_COLUMNS,
     hospital_verdicts,
     most_telling,
@@ -38,6 +37,8 @@ from fl_dpbayes.report.wording import (
 )
 
 WIDTH = 100
+# Sites mostly spend the same: of more the highest cost stands for all.
+MOST_COSTS = 4
 
 
 def privacy_table(run: Summary, width: int = WIDTH) -> Table:
@@ -73,7 +74,7 @@ def privacy_overview(run: Summary, width: int = WIDTH) -> Table:
 
 def _telling_rows(rows: Sequence[PrivacyRecord]) -> tuple[PrivacyRecord, ...]:
     """Return few rows as they are, of many those in trouble and the one that spent most."""
-    if len(rows) <= MOST_UNFOLDED:
+    if len(rows) <= MOST_COSTS:
         return tuple(rows)
     most = max(rows, key=lambda row: row.largest_epsilon or 0.0)
     return tuple(row for row in rows if row is most or row.status != "OK")
