@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from studies.defaults.page import defaults_section
 from studies.stroke.sections import (
     epsilon_section,
     held_out_section,
@@ -17,6 +18,7 @@ from studies.stroke.sections import (
 ROOT = Path(__file__).parents[1]
 STROKE = ROOT / "docs" / "results" / "stroke"
 SECOND = ROOT / "docs" / "results" / "second-trial"
+DEFAULTS = ROOT / "docs" / "results" / "defaults"
 KNOWN = ROOT / "docs" / "results" / "known-hospitals"
 BEGIN = "<!-- studies.pages: begin -->\n"
 END = "<!-- studies.pages: end -->\n"
@@ -194,6 +196,7 @@ def written_pages() -> dict[Path, str]:
             coverage_section(SECOND),
             program_section(SECOND),
         ],
+        DEFAULTS / "README.md": [defaults_section(DEFAULTS)],
         KNOWN / "README.md": [known_hospitals_section(KNOWN)],
     }
     return {path: with_sections(path.read_text(), parts) for path, parts in sections.items()}

@@ -18,9 +18,9 @@ from torch.utils.data import DataLoader, Dataset
 from fl_dpbayes.api.finished_run import Run
 from fl_dpbayes.api.frames import SiteRecords
 from fl_dpbayes.api.keywords import check_keywords
+from fl_dpbayes.commands.default_settings import DEFAULTS
 from fl_dpbayes.commands.scenario_draft import (
     LEAST_UNITS,
-    proposed_clip_norm,
     proposed_delta,
     toml_value,
 )
@@ -104,10 +104,10 @@ def simulate(
 ) -> Run:
     """Run a simulated federation and return it, finished.
 
-    What is not given is as `fl-dpbayes init` proposes it: 10 rounds of 20 steps of DP-SGLD, of
-    which every tenth after the first half is kept, at epsilon 4, a sampling rate of 0.5, and a
-    fifth of the records of each site for testing. The run directory holds the records themselves
-    (`records.parquet` or `records.npz`): it is as confidential as they.
+    What is not given is as `fl-dpbayes init` proposes it: DP-SGLD with constant noise at epsilon
+    4, of which 50 samples and more are kept, and a fifth of the records of each site for testing.
+    docs/samplers.md says how these settings were chosen. The run directory holds the records
+    themselves (`records.parquet` or `records.npz`): it is as confidential as they.
 
     Args:
         data: The records of `sites_from_frame`, `sites_from_arrays` or `sites_from_datasets`; or
@@ -121,7 +121,7 @@ def simulate(
             - `privacy`: `Privacy(epsilon=4, delta=1e-3)` or `NoPrivacy()`.
             - `rule`: How sites' samples become one posterior, such as `FALD()`.
             - `held_out`: Sites that do not train but test.
-            - `rounds`: Number of rounds of messages, half of them burn-in.
+            - `rounds`: Number of rounds of messages, a sixth of them burn-in.
             - `out`: The run directory, empty or absent; by default `runs/<name>-<time>`.
             - `engine`: "inline" (default, this process) or "flower" (processes of their own, no
               module object).
@@ -235,7 +235,7 @@ def _content_of_records(data: SiteRecords) -> dict[str, Any]:
         description='""',
         path='""',
         delta=proposed_delta(max(data.sizes.values())),
-        clip_norm=proposed_clip_norm(prod(data.source.task.input_shape)),
+        **DEFAULTS.written(DEFAULTS.clip_norm(prod(data.source.task.input_shape))),
     )
     content = tomllib.loads(text)
     # Without the section, the rule that fits the sampler is taken.
@@ -255,9 +255,6 @@ def _set_sections(content: dict[str, Any], parts: Parts) -> None:
         if not isinstance(record, part.records):
             raise UserError(_wrong_part(name, part, record))
         keys = record.model_dump(mode="json", include=record.model_fields_set | {"kind", "rule"})
-        # A temperature of 1 is Privacy's default, not a wish.
-        if not has_temperature and keys.get("temperature") == 1.0:
-            del keys["temperature"]
         before = content.get(part.section, {})
         kept_keys = _kept_keys(name, record, before)
         if not has_temperature or "coupling" in keys:
@@ -292,9 +289,7 @@ def _set_rounds(training: dict[str, Any], rounds: int | None) -> None:
     training["rounds"] = rounds
     # What is no whole number is refused when the scenario is validated.
     if isinstance(rounds, int):
-        steps = rounds * training["steps_per_round"]
-        training["burn_in"] = steps // 2
-        training["thinning"] = max(1, min(training["thinning"], steps // 4))
+        training |= DEFAULTS.kept(rounds, training["steps_per_round"])
 
 
 def _set_held_out(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fl_dpbayes.commands.column_decisions import aligned_lines
+from fl_dpbayes.commands.default_settings import DEFAULTS
 from fl_dpbayes.commands.own_images import IMAGE_LINES, describe_images
 from fl_dpbayes.commands.own_table import describe_table
 from fl_dpbayes.commands.scenario_draft import (
@@ -86,7 +87,7 @@ def _filled_template(description: DataDescription, out: Path) -> str:
     return templates("init")["scenario.toml"].format(
         file=out.name,
         path=toml_value(paths[0] if len(paths) == 1 else paths),
-        clip_norm=description.clip_norm,
+        **DEFAULTS.written(description.clip_norm),
         name=json.dumps(site_name(out.stem) or "own"),
         description=toml_value(f"{description.label} at {len(description.sites)} hospitals"),
         data="".join(f"{line}\n" for line in description.data_lines),

@@ -20,6 +20,7 @@ from fl_dpbayes.commands.column_features import (
     group_rare_values,
     proposed_features,
 )
+from fl_dpbayes.commands.default_settings import DEFAULTS
 from fl_dpbayes.commands.event import Event, event_among
 from fl_dpbayes.commands.privacy_units import guessed_unit, is_patient_column
 from fl_dpbayes.commands.scenario_draft import (
@@ -28,7 +29,6 @@ from fl_dpbayes.commands.scenario_draft import (
     SHARED_UNITS_LINES,
     DataChoices,
     DataDescription,
-    proposed_clip_norm,
     proposed_sites,
     toml_value,
 )
@@ -138,7 +138,7 @@ def describe_table(choices: DataChoices) -> DataDescription:
         ],
         unit=table.unit or "record",
         label=label,
-        clip_norm=proposed_clip_norm(features.inputs),
+        clip_norm=DEFAULTS.clip_norm(features.inputs),
         summary=_summary(features),
         data_lines=units.data_lines,
         decisions=decisions,

@@ -134,11 +134,6 @@ def proposed_delta(most_units: int) -> str:
     return f"1e-{int(np.ceil(np.log10(2 * most_units)))}"
 
 
-def proposed_clip_norm(features: int) -> float:
-    """Propose about the length of a record's gradient in logistic regression on scaled features."""
-    return float(f"{np.sqrt(1 + features / 2):.1g}")
-
-
 def toml_value(value: object) -> str:
     """Write a value as inline TOML, whose strings, numbers and lists are those of JSON."""
     if isinstance(value, date):

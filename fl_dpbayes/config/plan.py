@@ -137,18 +137,19 @@ class PrivacyPlan(Config):
 class Privacy(PrivacyPlan):
     """A `PrivacyPlan` of which only `epsilon` and `delta` must be given.
 
-    Its chain samples the posterior, at temperature 1; where the budget asks for more noise, it is
-    as much hotter.
+    A chain of one's own then samples the posterior, at temperature 1; where the budget asks for
+    more noise, it is as much hotter. `simulate` takes only what was given.
     """
 
     coupling: NoiseCoupling = "floor"
+    temperature: PositiveFloat | None = 1.0
     sampling_rate: SamplingRate = 0.1
 
     @model_validator(mode="before")
     @classmethod
-    def _at_temperature_1(cls, content: Any) -> Any:
-        if isinstance(content, dict) and "coupling" not in content:
-            return {"temperature": 1.0} | content
+    def _at_temperature_1_by_a_floor(cls, content: Any) -> Any:
+        if isinstance(content, dict) and content.get("coupling", "floor") != "floor":
+            return {"temperature": None} | content
         return content
 
 

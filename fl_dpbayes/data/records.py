@@ -12,6 +12,7 @@ from fl_dpbayes.errors import UserError
 from fl_dpbayes.files import KEPT, files_below
 
 SMALL, LARGE = 0.1, 10.0
+NAMED = 5
 T = TypeVar("T")
 
 
@@ -78,24 +79,33 @@ class Records:
 def magnitude_warnings(records: Records, source: Source) -> list[RunWarning]:
     """Name the numeric features of a table whose size should be about 1 and is not.
 
-    A feature is named whose values are all below .1, or whose root mean square is above 10. A site
-    keeps what the warnings say, since it is computed from records.
+    A feature is named whose values are all below .1 and not all 0 (a finding that nobody has is
+    none the smaller), or whose root mean square is above 10. A site keeps what the warning says,
+    since it is computed from records.
 
     Args:
         records: Records of the source.
         source: Where they are from; only a table has such features.
+
+    Returns:
+        At most one warning, of all such features; five are named.
     """
     if not isinstance(source, Table) or not source.features or not len(records):
         return []
     values = np.abs(records.features[:, : len(source.features)].astype(np.float64))
     root_mean_squares = np.sqrt((values**2).mean(axis=0))
     maxima = values.max(axis=0)
-    warnings = []
-    for name, size, largest in zip(source.features, root_mean_squares, maxima, strict=True):
-        if size > LARGE or largest < SMALL:
-            rounded = float(f"{size:.1g}")
-            warnings.append(warning("magnitude", feature=name, size=f"{rounded:,g}"))
-    return warnings
+    is_odd = (root_mean_squares > LARGE) | ((maxima < SMALL) & (maxima > 0))
+    odd = [
+        f"{source.features[place]!r} (about {float(f'{root_mean_squares[place]:.1g}'):,g})"
+        for place in np.flatnonzero(is_odd)
+    ]
+    if not odd:
+        return []
+    named = ", ".join(odd[:NAMED])
+    if len(odd) > NAMED:
+        named += f" and {len(odd) - NAMED} more"
+    return [warning("magnitude", features=named, count=len(odd))]
 
 
 def load_unscaled(source: Source, part: OfficialPart) -> Records:

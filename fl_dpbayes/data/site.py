@@ -274,12 +274,10 @@ def site_of(site_file: SiteFile, records: Records) -> Site:
     """
     _check_records(records)
     for magnitude_warning in magnitude_warnings(records, site_file.source):
-        values = dict(magnitude_warning.values)
-        # To the site's own log, as the size is computed from records.
+        # To the site's own log, as sizes are computed from records.
         logger.warning(
-            "feature %s is about %s after centers and scales: it should be about 1",
-            values["feature"],
-            values["size"],
+            "of another size than about 1 after centers and scales: %s",
+            dict(magnitude_warning.values)["features"],
         )
     check_prevalence("prevalence", site_file.prevalence, records.task.outcome)
     parts = _parts(site_file, records)

@@ -14,6 +14,7 @@ import numpy as np
 from fl_dpbayes.calibration import METRICS, Sums
 from fl_dpbayes.config import Role, Scenario, read_site_file
 from fl_dpbayes.data import BASELINES, Site, SiteSplit, load_site
+from fl_dpbayes.engine.inline_engine import LOG_FILE, logs_in
 from fl_dpbayes.files import RunStore
 from fl_dpbayes.outcomes import Baseline, Outcome, outcome_of
 from fl_dpbayes.report import BaselineRecord, Baselines
@@ -42,7 +43,10 @@ def write_baselines(scenario: Scenario, site_files: Sequence[Path], run_folder: 
         reason = "the sites' test records are not declared public (evaluation.release)"
         result = Baselines(missing={"all": reason})
     else:
-        result = measured_baselines([load_site(read_site_file(path)) for path in site_files])
+        # What a site says of its records is in the log of all sites, as when it is asked by a run.
+        with logs_in(run_folder / LOG_FILE):
+            sites = [load_site(read_site_file(path)) for path in site_files]
+        result = measured_baselines(sites)
     with RunStore.open(run_folder) as store:
         store.append(**{BASELINES: result.model_dump(mode="json", exclude_unset=True)})
 

@@ -122,9 +122,9 @@ SENTENCES: dict[str, str | Callable[..., str]] = {
         "are replaced by constants known beforehand"
     ),
     "magnitude": (
-        "feature {feature!r} is about {size} after centers and scales and should be about 1, "
-        "as one prior and one clip norm hold for all. Correct data.source.centers and scales, "
-        "by what is known without these records"
+        "{count:count feature} should be about 1 in size after centers and scales, as one prior "
+        "and one clip norm hold for all: {features}. Correct data.source.centers and scales, by "
+        "what is known without these records"
     ),
     "shared-units": (
         "Some patients, or other people with the same name, stand at several hospitals, as "

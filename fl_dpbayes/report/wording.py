@@ -104,8 +104,8 @@ def _epsilon_notes(run: Summary) -> Iterator[str]:
     if unspent is not None:
         yield (
             f"{unspent.site} spent {rounded_up(unspent.epsilon)} of a budget of "
-            f"{significant(unspent.budget)}: less than allowed, as the sampler itself needs this "
-            "much noise. More steps or a lower temperature would use the rest."
+            f"{significant(unspent.budget)}. Less was spent than allowed: the sampler itself needs "
+            "this much noise. Coupling 'constant' would spend all of it."
         )
     yield "If you stop early because of what you saw, count the full plan."
     if run.chains > 1:
@@ -145,6 +145,11 @@ def _temperature_notes(run: Summary) -> Iterator[str]:
         temperature = run.averaged_temperature
         text = "not known" if temperature is None else f"{temperature:.3g}"
         yield f"The averaged chain's temperature is {text}."
+    if run.coupling == "constant":
+        yield (
+            "The noise is constant: samples are averaged as in DP-SGD, and how far they spread is "
+            "not the posterior's uncertainty."
+        )
     if run.clipped:
         yield (
             "If many gradients are clipped the chain is hotter than shown; the clipped share "

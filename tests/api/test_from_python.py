@@ -78,7 +78,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[fl.Run]:
         patch.setattr("server.federation.write_report", lambda folder: None)
         yield fl.simulate(
             sites(unit="patient"),
-            {"training.thinning": 5, "data.allow_shared_units": True},
+            {
+                "training.steps_per_round": 20,
+                "training.burn_in": 60,
+                "training.thinning": 5,
+                "data.allow_shared_units": True,
+            },
             model=MyNet(),
             sampler=fl.DPSGLD(step_size=0.3),
             privacy=fl.Privacy(**PRIVACY),
@@ -133,7 +138,7 @@ def test_the_run_is_what_was_asked_for(run) -> None:
     assert "St.-Mary" in repr(run.calibration)
     training, privacy = run.scenario.training, run.scenario.privacy
     assert (training.rounds, training.burn_in, training.thinning) == (6, 60, 5)
-    assert (privacy.epsilon, privacy.sampling_rate, privacy.temperature) == (4, 0.5, 1.0)
+    assert (privacy.epsilon, privacy.coupling, privacy.temperature) == (4, "constant", None)
     assert run.scenario.sampler.step_size.initial == 0.3
     assert (run.folder / "records.parquet").is_file()
 
@@ -254,7 +259,7 @@ def test_what_is_not_said_is_proposed_and_marked() -> None:
     alone = FRAME.assign(ward=wards)[["hospital", "sick", "ward"]]
     grouped = fl.sites_from_frame(alone, **keys).source
     assert (grouped.categories, grouped.others) == ({"ward": ("east", "west")}, {"ward": "other"})
-    with pytest.warns(UserWarning, match="feature 'age' is about 60 after"):
+    with pytest.warns(UserWarning, match=r"1 feature should .*: 'age' \(about 60\)\."):
         sites(centers=None, scales=None, features=["age"])
 
 

@@ -1,0 +1,1 @@
+"""A search for defaults over tables of many kinds."""
