@@ -207,7 +207,8 @@ def test_chains_go_to_arviz_by_site_or_averaged(run, tmp_path, monkeypatch) -> N
     copy, original = tmp_path / "copy.safetensors", run.folder / "posterior.safetensors"
     assert copy.read_bytes() == original.read_bytes()
     arrays = fl.sites_from_arrays(FRAME[COLUMNS] / 100, FRAME["sick"], FRAME["hospital"])
-    settings = {"training.chains": 2, "training.thinning": 2}
+    steps = {"steps_per_round": 20, "burn_in": 20, "thinning": 2, "chains": 2}
+    settings = {f"training.{name}": value for name, value in steps.items()}
     mixed = fl.simulate(
         arrays, settings, rule=fl.Mixture(), rounds=2, quiet=True, out=tmp_path / "run"
     )
