@@ -28,7 +28,10 @@ README = PAGES[ROOT / "README.md"]
 
 def anchors(text: str) -> set[str]:
     headings = re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    named = set(re.findall(r'<a id="([\w-]+)"></a>', text))
+    return named | {
+        re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings
+    }
 
 
 @pytest.mark.parametrize("path", WRITTEN, ids=lambda path: path.name)
