@@ -36,6 +36,7 @@ from fl_dpbayes.config import (
     Rule,
     SamplerSettings,
     Scenario,
+    StridedCNNModel,
     apply_overrides,
     counted,
     first_names,
@@ -74,7 +75,7 @@ PARTS = {
     "rule": Part("aggregation", (Rule,), "fl.FALD()"),
     "model": Part(
         "model",
-        (LogisticModel, MLPModel, CNNModel, ModuleModel),
+        (LogisticModel, MLPModel, CNNModel, StridedCNNModel, ModuleModel),
         "fl.MLP(hidden=[32]), or a torch module that was built",
     ),
 }

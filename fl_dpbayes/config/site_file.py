@@ -118,7 +118,7 @@ class Policy(Config):
     allowed_code: Annotated[
         tuple[Annotated[str, Field(min_length=1, max_length=200)], ...], Field(max_length=100)
     ] = ()
-    models: tuple[Literal["logistic", "mlp", "cnn", "module"], ...] | None = None
+    models: tuple[Literal["logistic", "mlp", "cnn", "strided-cnn", "module"], ...] | None = None
     max_samples: PositiveInt = 10_000
     expires: date | None = None
     stop_file: PlacedPath | None = None

@@ -589,6 +589,26 @@ class Logistic2D(SyntheticSites):
         return _task(2)
 
 
+Point = tuple[Coefficient, Coefficient]
+
+
+@register_source
+class GaussianClasses(SyntheticSites):
+    """Points in the plane of two equally frequent classes, see `gaussian_classes.py`.
+
+    `means`: where the points of label 0 and of label 1 lie at the average site; around them they
+    are standard normal.
+    """
+
+    kind: Literal["gaussian-classes"] = "gaussian-classes"
+    means: tuple[Point, Point] = ((0.0, 1.5), (1.5, 0.0))
+
+    @property
+    def task(self) -> Task:
+        """Points in the plane."""
+        return _task(2)
+
+
 @register_source
 class Radiographs(SyntheticSites):
     """Chest-like grey pictures with an opacity, whose contrast decides on the label.

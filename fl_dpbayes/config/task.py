@@ -126,9 +126,10 @@ Row = Annotated[tuple[float, ...], Field(min_length=1, max_length=200)]
 class StandardFeatures(Config):
     """A table's values by a declared geometry: `spread` (x - centers) / scales, or whitened.
 
-    Equal clipping of all directions costs a private model least. `source` says where the constants
-    come from: they must be public, and the sites' own records are not. A public `covariance` of the
-    values x takes the place of `scales`: the values are then whitened by it.
+    Images have one center and scale for each channel. Equal clipping of all directions costs a
+    private model least. `source` says where the constants come from: they must be public, and the
+    sites' own records are not. A public `covariance` of the values x takes the place of `scales`:
+    the values are then whitened by it.
     """
 
     kind: Literal["standard"] = "standard"
@@ -218,6 +219,34 @@ class CNNModel(Config):
     frozen_body: Accepting[FrozenBody | None, Keys] = default(None)
 
 
+def _pixels_only(value: Any) -> Any:
+    kind = value.get("kind") if isinstance(value, dict) else getattr(value, "kind", "standard")
+    if value is not None and kind != "standard":
+        raise ValueError(
+            "model.kind 'strided-cnn' sees pixels: remove it, or choose features.kind 'standard' "
+            "with one center and scale for each channel"
+        )
+    return value
+
+
+class StridedCNNModel(Config):
+    """The usual CNN of private learning on MNIST, for images of at least 16 x 16 pixels.
+
+    It has 16 filters of 8 x 8 and 32 of 4 x 4, in strides of 2, each with 2 x 2 max pooling in
+    strides of 1, and a dense layer of 32. Papernot et al. 2021 use it with `tanh`; the examples of
+    TensorFlow Privacy and Opacus with `relu`.
+    """
+
+    kind: Literal["strided-cnn"] = "strided-cnn"
+    activation: Literal["relu", "tanh"] = "tanh"
+    features: Annotated[Accepting[StandardFeatures | None, Keys], BeforeValidator(_pixels_only)] = (
+        default(None)
+    )
+    frozen_body: Annotated[
+        None, _absent("model.kind 'strided-cnn' has none: remove it, or choose 'mlp' or 'cnn'")
+    ] = None
+
+
 # What an own module's name begins with where it is an object of the process that runs it.
 PROVIDED = "object:"
 MAX_SETTINGS = 256
@@ -292,7 +321,10 @@ class ModuleModel(Config):
         return hash(canonical_json(self))
 
 
-Model = Annotated[LogisticModel | MLPModel | CNNModel | ModuleModel, Field(discriminator="kind")]
+Model = Annotated[
+    LogisticModel | MLPModel | CNNModel | StridedCNNModel | ModuleModel,
+    Field(discriminator="kind"),
+]
 
 
 MAX_DEVIATION = 1e-6

@@ -354,7 +354,7 @@ def of_natural_site(records: Records, name: str, key: str) -> npt.NDArray[np.boo
         raise UserError(
             f"{key}, but the source does not say which site a record is from: name a table's "
             "site_column or a folder's site_pattern, or use a source of several hospitals "
-            "('stroke', 'heart', 'logistic-2d', 'radiographs')"
+            "('stroke', 'heart', 'logistic-2d', 'gaussian-classes', 'radiographs')"
         )
     is_member = records.natural_site == name
     if not is_member.any():

@@ -9,11 +9,22 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from fl_dpbayes.config import CNNModel, LogisticModel, MLPModel, Model, ModuleModel, Task
+from fl_dpbayes.config import (
+    CNNModel,
+    LogisticModel,
+    MLPModel,
+    Model,
+    ModuleModel,
+    StridedCNNModel,
+    Task,
+)
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.models.feature_map import feature_shape
 from fl_dpbayes.models.own_module import checked_shapes, given_object, own_module
 from fl_dpbayes.models.parameters import parameter_shapes
+
+STRIDED_HIDDEN = 32
+_SMALLEST_STRIDED_SIDE = 16
 
 
 def build_model(
@@ -145,6 +156,8 @@ def body_layers(model: Model, input_shape: tuple[int, ...]) -> tuple[nn.Sequenti
                 return nn.Sequential(*layers), model.hidden[-1]
             case CNNModel():
                 return _cnn_body(model, input_shape), model.hidden
+            case StridedCNNModel():
+                return _strided_cnn_body(model, input_shape), STRIDED_HIDDEN
             case ModuleModel():
                 raise UserError(
                     "model.kind 'module' has no frozen_body: name the trained part by "
@@ -186,12 +199,16 @@ def _draw_hidden_weights(layers: nn.Sequential, seed: int) -> None:
                 layer.bias.zero_()
 
 
-def _cnn_body(model: CNNModel, input_shape: tuple[int, ...]) -> nn.Sequential:
+def _check_image(kind: str, input_shape: tuple[int, ...]) -> None:
     if len(input_shape) != 3:
         raise UserError(
-            "model kind 'cnn' needs records of shape (channels, height, width), not "
+            f"model kind {kind!r} needs records of shape (channels, height, width), not "
             f"{input_shape}: choose model kind 'mlp' or 'logistic'"
         )
+
+
+def _cnn_body(model: CNNModel, input_shape: tuple[int, ...]) -> nn.Sequential:
+    _check_image(model.kind, input_shape)
     channels, height, width = input_shape
     blocks = len(model.channels)
     if min(height, width) < 2**blocks:
@@ -209,3 +226,22 @@ def _cnn_body(model: CNNModel, input_shape: tuple[int, ...]) -> nn.Sequential:
         channels = outputs
     flat = channels * (height // 2**blocks) * (width // 2**blocks)
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(flat, model.hidden), nn.ReLU())
+
+
+def _strided_cnn_body(model: StridedCNNModel, input_shape: tuple[int, ...]) -> nn.Sequential:
+    _check_image(model.kind, input_shape)
+    channels, height, width = input_shape
+    if min(height, width) < _SMALLEST_STRIDED_SIDE:
+        raise UserError(
+            f"model kind {model.kind!r} needs records of at least {_SMALLEST_STRIDED_SIDE} x "
+            f"{_SMALLEST_STRIDED_SIDE}, not {height} x {width}: choose model kind 'cnn' or 'mlp'"
+        )
+    activation = nn.Tanh if model.activation == "tanh" else nn.ReLU
+    layers: list[nn.Module] = []
+    for inputs, outputs, kernel, padding in ((channels, 16, 8, 3), (16, 32, 4, 0)):
+        convolution = nn.Conv2d(inputs, outputs, kernel, stride=2, padding=padding)
+        layers += [convolution, activation(), nn.MaxPool2d(2, stride=1)]
+        # One less for the pooling.
+        height, width = ((side + 2 * padding - kernel) // 2 + 1 - 1 for side in (height, width))
+    flat = nn.Linear(32 * height * width, STRIDED_HIDDEN)
+    return nn.Sequential(*layers, nn.Flatten(), flat, activation())

@@ -37,13 +37,13 @@ class FeatureMap:
     """A fixed map from records to feature vectors, each record by itself to the last bit.
 
     Attributes:
-        output_shape: (D,).
-        transform: A batch (N, *input_shape) -> (N, D), on `device`.
+        output_shape: (D,); of standardised images that of the images.
+        transform: A batch (N, *input_shape) -> (N, *output_shape), on `device`.
         passes: How many rows are transformed at a time, missing ones being zero, and how.
         device: Where it runs.
     """
 
-    output_shape: tuple[int]
+    output_shape: tuple[int, ...]
     transform: Callable[[Tensor], Tensor]
     passes: PassShape
     device: torch.device
@@ -60,7 +60,7 @@ class FeatureMap:
             records: Of images pixels in [0, 1], shape (N, *input_shape); N may be 0.
 
         Returns:
-            Shape (N, D).
+            Shape (N, *output_shape).
         """
         note(self.passes)
         features = np.empty((len(records), *self.output_shape), np.float32)
@@ -77,7 +77,7 @@ class FeatureMap:
 def checked_feature_map(
     key: Hashable,
     input_shape: tuple[int, ...],
-    output_shape: tuple[int],
+    output_shape: tuple[int, ...],
     transform: Callable[[Tensor], Tensor],
     most_records: int,
     device: torch.device,
@@ -87,7 +87,7 @@ def checked_feature_map(
     Args:
         key: What the map computes, to look for that number once.
         input_shape: Of one record.
-        output_shape: (D,).
+        output_shape: As of `FeatureMap`.
         transform: As of `FeatureMap`.
         most_records: In a pass, >= 1; the largest power of 2 up to it is wanted.
         device: Where the map runs.
@@ -121,15 +121,15 @@ def checked_feature_map(
     )
 
 
-def feature_shape(features: Features, input_shape: tuple[int, ...]) -> tuple[int]:
-    """Say how many features a record has, without computing any.
+def feature_shape(features: Features, input_shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Say of what shape a record's features are, without computing any.
 
     Args:
         features: What is computed.
         input_shape: Of a record; of an image (1 or 3 channels, height, width).
 
     Returns:
-        (D,).
+        (D,); of standardised images that of the images.
 
     Raises:
         UserError: The records are no images, are too small, or would have more than 100,000
@@ -137,12 +137,13 @@ def feature_shape(features: Features, input_shape: tuple[int, ...]) -> tuple[int
     """
     if isinstance(features, StandardFeatures):
         size = len(features.centers)
-        if input_shape != (size,):
+        is_image = len(input_shape) == 3
+        if input_shape[0] != size or not (is_image or len(input_shape) == 1):
+            remedy = "give one for each channel" if is_image else "give one each"
             raise UserError(
-                f"features.centers has {size} values for records of shape {input_shape}: "
-                "give one each"
+                f"features.centers has {size} values for records of shape {input_shape}: {remedy}"
             )
-        return (size,)
+        return input_shape
     if len(input_shape) != 3 or input_shape[0] not in (1, 3):
         raise UserError(
             f"features of kind {features.kind!r} need images of shape (1 or 3, height, width), "
@@ -236,7 +237,8 @@ def feature_map(
 def _standardised(features: StandardFeatures, device: torch.device) -> Callable[[Tensor], Tensor]:
     matrix = torch.tensor(features.matrix, dtype=torch.float32, device=device)
     centers = torch.tensor(features.centers, dtype=torch.float32, device=device)
-    return lambda records: (records - centers) @ matrix
+    # Channels of an image are last while they are multiplied.
+    return lambda records: ((records.movedim(1, -1) - centers) @ matrix).movedim(-1, 1)
 
 
 # Fitting takes half a minute and depends on public constants only: once per process is enough.

@@ -13,7 +13,16 @@ from fl_dpbayes.models.dropout import JoinedInputs
 from fl_dpbayes.models.mapped import mapped
 from fl_dpbayes.models.parameters import called
 
-KNOWN_LAYERS = (nn.Linear, nn.Conv2d, nn.ReLU, nn.AvgPool2d, nn.Flatten, nn.Sequential)
+KNOWN_LAYERS = (
+    nn.Linear,
+    nn.Conv2d,
+    nn.ReLU,
+    nn.Tanh,
+    nn.AvgPool2d,
+    nn.MaxPool2d,
+    nn.Flatten,
+    nn.Sequential,
+)
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 

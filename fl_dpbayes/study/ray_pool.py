@@ -84,10 +84,12 @@ def _outcome(reference: Any, job: CellJob) -> CellOutcome:
         error = "its process was ended for want of memory: resume with fewer --workers"
     except RayError as problem:
         # The first line says what happened; the rest describes Ray's processes.
-        error = (
-            f"its process ended ({type(problem).__name__}: {str(problem).strip().splitlines()[0]})"
-        )
+        error = f"its process ended ({type(problem).__name__}: {_first_line(problem)})"
     return CellOutcome(cell=job.cell, seconds=0.0, error=error)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _check_listening(address: str) -> None:
@@ -119,10 +121,9 @@ def _ray(workers: int, address: str | None) -> Iterator[Any]:
                 ray.init(address, log_to_driver=False, configure_logging=False)
         except (OSError, ValueError, RuntimeError) as error:
             where = f"at {address!r}" if address else "on this machine"
-            reason = str(error).strip().splitlines()[0]
             raise UserError(
-                f"Ray cannot be reached or started {where} ({reason}): check --ray-address, or "
-                "leave it out to run on this machine"
+                f"Ray cannot be reached or started {where} ({_first_line(error)}): check "
+                "--ray-address, or leave it out to run on this machine"
             ) from None
         finally:
             if in_main_thread:

@@ -3,7 +3,7 @@ from itertools import product
 import pytest
 import torch
 
-from fl_dpbayes.config.task import CNNModel, LogisticModel, MLPModel, Task
+from fl_dpbayes.config.task import CNNModel, LogisticModel, MLPModel, StridedCNNModel, Task
 from fl_dpbayes.models.build import build_model, model_shapes
 from fl_dpbayes.models.parameters import parameter_shapes, to_vector
 from tests.asking import refused
@@ -27,6 +27,18 @@ def test_cnn_refuses_records_that_are_no_images_or_too_small_for_its_blocks(shap
     refused(
         said, build_model, CNNModel(channels=channels), Task(input_shape=shape, classes=2), seed=0
     )
+
+
+@pytest.mark.parametrize("activation", ["relu", "tanh"])
+def test_the_strided_cnn_is_the_one_of_the_literature(activation):
+    model = StridedCNNModel(activation=activation)
+    module = build_model(model, Task(input_shape=(1, 28, 28), classes=10), seed=0)
+    # 1,040 + 8,224 + 16,416 + 330, as the examples of TensorFlow Privacy and Opacus have.
+    assert sum(parameter.numel() for parameter in module.parameters()) == 26_010
+    layer = {"relu": torch.nn.ReLU, "tanh": torch.nn.Tanh}[activation]
+    assert sum(isinstance(part, layer) for part in module) == 3
+    for shape, said in (((28, 28), "choose model kind 'mlp'"), ((1, 15, 28), "at least 16 x 16")):
+        refused(said, build_model, model, Task(input_shape=shape, classes=10), seed=0)
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.kind)

@@ -99,6 +99,13 @@ def test_a_declared_geometry_gives_features_one_spread_and_no_correlation():
         feature_map(scaled, (2,))(records), (records - centers) / (2.0, 3.0), atol=1e-6
     )
     refused("centers has 2 values for records of shape", feature_map, scaled, (3,))
+    # Of images, channel by channel.
+    images = generator.random((5, 2, 3, 4)).astype(np.float32)
+    standard = feature_map(scaled, (2, 3, 4))(images)
+    assert standard.shape == images.shape
+    for channel, (center, scale) in enumerate(zip(centers, (2.0, 3.0), strict=True)):
+        assert np.allclose(standard[:, channel], (images[:, channel] - center) / scale, atol=1e-6)
+    refused("give one for each channel", feature_map, scaled, (1, 3, 4))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks import clip
-from fl_dpbayes.config.task import CNNModel, LogisticModel, MLPModel, Task
+from fl_dpbayes.config.task import CNNModel, LogisticModel, MLPModel, StridedCNNModel, Task
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.dropout import DropoutModule
@@ -273,12 +273,13 @@ def test_benched_modules_stay_with_book_keeping(name):
 
 
 @pytest.mark.parametrize(
-    "model", [LogisticModel(), MLPModel(hidden=(5,)), CNNModel(channels=(2,), hidden=3)]
+    "model",
+    [LogisticModel(), MLPModel(hidden=(5,)), CNNModel(channels=(2,), hidden=3), StridedCNNModel()],
 )
 @pytest.mark.parametrize("masked", [False, True])
 def test_shipped_models_are_computed_at_once(model, masked, monkeypatch):
-    module = build_model(model, Task(input_shape=(1, 4, 4), classes=3), seed=0)
-    features = torch.randn(6, 1, 4, 4)
+    module = build_model(model, Task(input_shape=(1, 16, 16), classes=3), seed=0)
+    features = torch.randn(6, 1, 16, 16)
     if masked and len(list(module.parameters())) > 2:
         module, features = with_masks(module, features)
     monkeypatch.setattr(layer_passes, "mapped", lambda *_: pytest.fail("mapped"))

@@ -5,12 +5,17 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import tomli_w
+from rich.console import Console
+from scipy.special import expit
 
+from fl_dpbayes.config.data import DataSpec
 from fl_dpbayes.config.scenario import Scenario, scenario_folder
 from fl_dpbayes.config.study_file import load_study, shipped_papers, study_of
+from fl_dpbayes.data.records import load_unscaled
 from fl_dpbayes.study import study as engine
 from fl_dpbayes.study.grid import study_cells
 from fl_dpbayes.study.table import paper_table
@@ -46,7 +51,7 @@ def test_every_published_value_names_a_cell_and_a_place_that_exist(name: str, fu
     study = load_study(name, full=full)
     cells = study_cells(study)
     assert study.paper.source
-    assert (len({cell.scenario.seed for cell in cells}) > 1) == full
+    assert (len({cell.scenario.seed for cell in cells}) > 1) == full or not study.published
     for labels, column, _ in study.published:
         axes = {axis: label for axis, label in labels.items() if axis not in ("predictor", "site")}
         named = [cell for cell in cells if axes.items() <= cell.labels.items()]
@@ -132,3 +137,65 @@ def test_what_is_shipped_is_listed_and_a_name_that_is_no_study_is_told_in_one_li
         name in printed
         for name in (*shipped_papers(), *engine.SCRIPTS, "digits", "shift", "stroke")
     )
+
+
+# Table -> an algorithm, and how many samples its predictor `posterior` averages; 1 is the last state alone.
+SAMPLES = {
+    "knolle-mnist": ("DP-SGD", 25),
+    "knolle-pneumonia": ("DP-SGD", 10),
+    "closer-recalibration": ("DP-SGLD, averaged", 10),
+    "closer-logistic": ("DP-SGD, C = 0.1", 1),
+}
+
+
+def small(name: str) -> dict[str, Any]:
+    """Return a paper's table with one algorithm and budget, on few records in the plane."""
+    table = content(name)
+    algorithm = SAMPLES[name][0]
+    variants, axes, data = table["variants"], table["axes"], table["data"]
+    variants["algorithm"] = {algorithm: variants["algorithm"][algorithm]}
+    if "task" in variants:
+        task = variants["task"]["PneumoniaMNIST"]
+        del task["data"], task["sites"]["official-test"]
+        task["sites"]["in-domain"]["records"] = 100
+        variants["task"] = {"PneumoniaMNIST": task}
+        axes["privacy"]["epsilon"], axes["recalibration"] = [8.0], axes["recalibration"][1:2]
+        del axes["shift"], table["study"]["shifted_copy_of"]
+    if data["source"]["kind"] != "gaussian-classes":
+        data["source"] = {"kind": "logistic-2d", "sites": 1}
+        table["model"] = {"kind": "logistic"}
+    data["source"] |= {"records": 400, "test_records": 200}
+    table["sites"].pop("validation", None)
+    del table["paper"]["values"]
+    return table
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SAMPLES)
+def test_a_small_run_keeps_the_samples_that_its_page_averages(
+    name: str, tmp_path: Path, here: list[str]
+) -> None:
+    study = study_of(small(name), "study")
+    workers = engine.Workers(count=1)
+    assert engine.begin_study(study, tmp_path / "out", None, workers, Console(quiet=True))
+    rows = pd.read_csv(tmp_path / "out" / "results.csv")
+    at_site = rows[rows["site"] == study.section.where].set_index("predictor")
+    assert {*study.section.metrics, "accuracy", "ece", "epsilon", "samples"} <= set(rows)
+    samples = SAMPLES[name][1]
+    assert at_site["samples"][["last", "posterior"]].tolist() == [1, samples]
+    last, average = at_site["nll"][["last", "posterior"]]
+    assert (last == average) == (samples == 1)
+
+
+def test_the_points_of_closer_logistic_follow_the_papers_law() -> None:
+    source = load_study("closer-logistic").scenario["data"]["source"]
+    records = load_unscaled(DataSpec(source=source).source, "train").scaled()
+    # (x - b) | y ~ N(0, I), b = (1.5, 0) if y = 1 else (0, 1.5), and y is uniform.
+    assert abs(records.labels.mean() - 0.5) < 4 * 0.5 / np.sqrt(len(records.labels))
+    for label, center in enumerate(([0, 1.5], [1.5, 0])):
+        moved = records.features[records.labels == label] - center
+        error = 4 / np.sqrt(len(moved))
+        assert np.abs(moved.mean(axis=0)).max() < error
+        assert np.abs(np.cov(moved.T) - np.eye(2)).max() < np.sqrt(2) * error
+    log_odds = 1.5 * (records.features[:, 0] - records.features[:, 1])
+    np.testing.assert_allclose(records.truth[:, 1], expit(log_odds), atol=1e-6)

@@ -114,6 +114,15 @@ def test_ray_is_started_again_where_it_starts_slowly() -> None:
         ray_pool._start_here(ray, workers=1, folder="")
 
 
+@pytest.mark.parametrize("slow", ["The current node timed out during startup.", ""])
+def test_ray_that_never_starts_is_told_in_one_line(
+    tmp_path: Path, monkeypatch, refusal, slow: str
+) -> None:
+    monkeypatch.setattr("ray.init", Mock(side_effect=Exception(slow)))
+    said = refusal("study", study_file(tmp_path, "seed = [1]"), "--out", tmp_path / "out")
+    assert f"Ray cannot be reached or started on this machine ({slow or 'RuntimeError'})" in said
+
+
 LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
 
 

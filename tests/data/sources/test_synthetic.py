@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from sklearn.linear_model import LogisticRegression
 
 from fl_dpbayes.config.data import DataSpec, NaturalPartition, Shift, SiteSpec
-from fl_dpbayes.config.sources import Logistic2D, Radiographs
+from fl_dpbayes.config.sources import GaussianClasses, Logistic2D, Radiographs
 from fl_dpbayes.data.records import load_unscaled
 from fl_dpbayes.data.sources.logistic_2d import site_laws
 from fl_dpbayes.data.sources.radiographs import acquisition, draw_patients, draw_pictures
@@ -17,7 +17,7 @@ from fl_dpbayes.files.kept import Kept
 from tests.asking import refused
 
 SIZE = {"records": 3000, "test_records": 600, "sites": 3, "seed": 1}
-SOURCES = [Logistic2D(**SIZE), Radiographs(side=12, **SIZE)]
+SOURCES = [Logistic2D(**SIZE), GaussianClasses(**SIZE), Radiographs(side=12, **SIZE)]
 SITES = {
     "site-1": SiteSpec(role="train"),
     "site-2": SiteSpec(role="held_out", part="test"),
