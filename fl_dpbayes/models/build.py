@@ -32,11 +32,11 @@ def build_model(
 ) -> nn.Module:
     """Build a module (N, *model_input_shape) -> outputs (N, K).
 
-    Hidden weights are uniform on [-b, b], b = sqrt(6 / fan_in); biases and the output layer are
-    zero, so every model starts at the uniform prediction. torch's global generator is neither read
-    nor moved. Of a model with a frozen body only the last layer is built: it has the names that it
-    has in the whole network. An own module starts at what its factory draws, or at the values of
-    its file of weights.
+    Hidden weights are uniform on [-b, b], b = sqrt(6 / fan_in), and sqrt(1 / fan_in) for kind
+    `strided-cnn`, as torch draws them. Biases and the output layer are zero, so every model starts
+    at the uniform prediction. torch's global generator is neither read nor moved. Of a model with a
+    frozen body only the last layer is built: it has the names that it has in the whole network. An
+    own module starts at what its factory draws, or at the values of its file of weights.
 
     Args:
         model: The model's record.
@@ -62,7 +62,8 @@ def build_model(
 @lru_cache(maxsize=2)
 def _built(model: Model, task: Task, seed: int) -> nn.Sequential:
     module = _allocated(_trained_layers(model, task))
-    _draw_hidden_weights(module[:-1], seed)
+    spread = 1 if isinstance(model, StridedCNNModel) else 6
+    _draw_hidden_weights(module[:-1], seed, spread=spread)
     for parameter in module[-1].parameters():
         parameter.data.zero_()
     return module
@@ -80,7 +81,7 @@ def build_body(model: Model, input_shape: tuple[int, ...], seed: int) -> nn.Sequ
         (N, *input_shape) -> (N, width).
     """
     body = _allocated(body_layers(model, input_shape)[0])
-    _draw_hidden_weights(body, seed)
+    _draw_hidden_weights(body, seed, spread=6)
     return body
 
 
@@ -186,14 +187,14 @@ def _allocated(layers: nn.Sequential) -> nn.Sequential:
     return layers
 
 
-def _draw_hidden_weights(layers: nn.Sequential, seed: int) -> None:
+def _draw_hidden_weights(layers: nn.Sequential, seed: int, *, spread: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for layer in layers:
             if not isinstance(layer, nn.Linear | nn.Conv2d):
                 continue
             fan_in = layer.weight[0].numel()
-            bound = math.sqrt(6 / fan_in)
+            bound = math.sqrt(spread / fan_in)
             layer.weight.uniform_(-bound, bound, generator=generator)
             if layer.bias is not None:
                 layer.bias.zero_()

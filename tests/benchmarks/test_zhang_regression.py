@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 
 from benchmarks import zhang_regression as script
-from benchmarks.zhang_regression import DP, SETTINGS, draw_simulation, measure, predicted
+from benchmarks.zhang_regression import (
+    DP,
+    SETTINGS,
+    draw_simulation,
+    measure,
+    median_interval,
+    predicted,
+)
 from fl_dpbayes.privacy.gdp import gdp_epsilon
 
 
@@ -55,7 +62,7 @@ def test_every_method_gives_finite_values(
     monkeypatch.setattr(script, "SETTINGS", {(method, setting): narrow})
     monkeypatch.setattr(script, "STEPS", 6)
     monkeypatch.setattr(script, "BURN_IN", 3)
-    values = measure(method, setting, 0, simulations=2)
+    values = measure(method, setting, 0, simulations=2).median()
     private = setting.startswith(DP)
     assert all(
         np.isfinite(value)
@@ -69,5 +76,18 @@ def test_privacy_is_that_of_the_paper(monkeypatch: pytest.MonkeyPatch) -> None:
     narrow = replace(SETTINGS["SGLD", DP], hidden=[4])
     monkeypatch.setattr(script, "SETTINGS", {("SGLD", DP): narrow})
     ours, authors = (gdp_epsilon(np.sqrt(steps) / 10, 1 / 250) for steps in (200, 201))
-    assert measure("SGLD", DP, 0, simulations=1)["at 1/n"] == pytest.approx(ours, rel=1e-3)
+    measured = measure("SGLD", DP, 0, simulations=1)["at 1/n"]
+    assert measured.tolist() == pytest.approx([ours], rel=1e-3)
     assert round(authors, 2) == 4.21, "the paper's value is that of the authors' 201 steps"
+
+
+def test_the_interval_of_a_median_holds_it_as_often_as_it_says() -> None:
+    # Of 20 values: the sixth from either end, for 1 - 2 P(Binomial(20, 1/2) <= 5) = .959.
+    assert median_interval(np.arange(1.0, 21.0)) == (6.0, 15.0)
+    assert np.isnan(median_interval(np.arange(5.0))).all()
+    generator = np.random.default_rng(0)
+    held = [
+        low <= np.log(2) <= high
+        for low, high in map(median_interval, generator.exponential(size=(2000, 20)))
+    ]
+    assert abs(np.mean(held) - 0.959) < 4 * np.sqrt(0.959 * 0.041 / 2000)

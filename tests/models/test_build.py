@@ -37,6 +37,9 @@ def test_the_strided_cnn_is_the_one_of_the_literature(activation):
     assert sum(parameter.numel() for parameter in module.parameters()) == 26_010
     layer = {"relu": torch.nn.ReLU, "tanh": torch.nn.Tanh}[activation]
     assert sum(isinstance(part, layer) for part in module) == 3
+    # Uniform on [-b, b], b = 1 / sqrt(fan_in), as torch draws by default.
+    largest = module[3].weight.abs().max().item() * 256**0.5
+    assert 0.99 < largest <= 1
     for shape, said in (((28, 28), "choose model kind 'mlp'"), ((1, 15, 28), "at least 16 x 16")):
         refused(said, build_model, model, Task(input_shape=shape, classes=10), seed=0)
 
