@@ -13,7 +13,7 @@ import torch
 from fl_dpbayes.calibration import CalibrationRecord, SummaryPart
 from fl_dpbayes.config import COUNTED, RunWarning, warning
 from fl_dpbayes.config.installed_code import installed_code
-from fl_dpbayes.posterior import HospitalModel, rate_in_words
+from fl_dpbayes.posterior import HospitalModel, rate_in_words, weak_budget
 from fl_dpbayes.posterior import convergence as mixing
 from fl_dpbayes.privacy import largest_at_small_delta
 from fl_dpbayes.protocol import PrivacyStatement
@@ -275,6 +275,8 @@ def _warnings(
         texts += sentences([warning("seeded", site) for site in seeded])
     if scenario.data.source.looked_at:
         texts += sentences([warning("looked-at")])
+    units = {member.card.name: member.card.units for member in federation.roster.training}
+    texts += sentences(weak_budget(scenario, units))
     of_mixture = mixing.mixture_warnings(scenario, strategy.bank, strategy.chain_names())
     return (
         *texts,

@@ -52,8 +52,6 @@ def propose_scenario(choices: DataChoices, out: Path | None) -> Proposal:
     """
     first_path = choices.paths[0]
     out = Path(f"{first_path.stem}.toml") if out is None else out
-    if out.exists():
-        raise UserError(f"{out} exists already: give another name by --out, nothing is overwritten")
     if first_path.is_dir():
         description = describe_images(choices)
         text = _filled_template(description, out)
@@ -62,6 +60,9 @@ def propose_scenario(choices: DataChoices, out: Path | None) -> Proposal:
     else:
         description = describe_table(choices)
         text = _filled_template(description, out)
+    # After the look at the data: who mistyped a column is told that first.
+    if out.exists():
+        raise UserError(f"{out} exists already: give another name by --out, nothing is overwritten")
     write_atomically(out, text)
     load_scenario(str(out))
     trained = sum(proposed.role == "train" for proposed in description.sites)

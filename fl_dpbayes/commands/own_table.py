@@ -120,7 +120,11 @@ def describe_table(choices: DataChoices) -> DataDescription:
     site_values = table.rows[table.site].to_numpy(dtype=np.str_)
     names = site_names(site_values, f"--site {table.site}: the column")
     sites = proposed_sites(table.site_sizes, names)
-    label_reason = f"{len(class_names)} classes" if event is None else event.sentence
+    label_reason = (
+        f"{len(class_names)} classes without an order, so no event, and no verdict on risks"
+        if event is None
+        else event.sentence
+    )
     decisions = [
         ColumnDecision(column=label, use="label", reason=label_reason),
         ColumnDecision(column=table.site, use="site", reason=_of_sites(len(sites), table)),
@@ -243,13 +247,13 @@ def _about_units(table: _LabelledTable, choices: DataChoices) -> _Units:
 
 def _of_sites(used: int, table: _LabelledTable) -> str:
     reason = counted(used, "hospital")
-    small = len(table.site_sizes) - used
-    if small:
+    left_out = table.site_sizes.iloc[used:]
+    if not left_out.empty:
         units = "rows" if table.unit is None else "patients"
-        more = "1 more has" if small == 1 else f"{small} more have"
-        verb = "is" if small == 1 else "are"
         reason += (
-            f"; {more} fewer than {LEAST_UNITS} {units} and {verb} not in the file: join small ones"
+            f"; {left_out.sum():,} of {table.site_sizes.sum():,} {units} are left out, as their "
+            f"{counted(len(left_out), 'hospital')} have fewer than {LEAST_UNITS} each: join small "
+            "ones under one name"
         )
     return reason
 

@@ -98,7 +98,7 @@ def proposed_sites(sizes: pandas.Series, names: dict[str, str]) -> list[Proposed
     if not large:
         raise UserError(
             f"none of {counted(len(sizes), 'hospital')} has {LEAST_UNITS} patients, the least to "
-            "train on: name the column of hospitals by --site, or join small ones"
+            "train on: join small ones under one name, or name another column by --site"
         )
     training = len(large) - 1 if len(large) > 2 else len(large)
     return [

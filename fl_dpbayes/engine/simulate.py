@@ -16,10 +16,10 @@ from fl_dpbayes.engine.baselines import write_baselines
 from fl_dpbayes.engine.flower_engine import run_flower
 from fl_dpbayes.engine.inline_engine import run_inline
 from fl_dpbayes.engine.progress import EVENTS_FILE, EventReader, end_of_events, run_and_follow
-from fl_dpbayes.engine.weak_budget import weak_budget
 from fl_dpbayes.errors import FailedError, Stopped, UserError
 from fl_dpbayes.files import RunStore
 from fl_dpbayes.files.folder_lock import folder_lock
+from fl_dpbayes.posterior import weak_budget
 from fl_dpbayes.report import (
     Summary,
     calibration_table,
@@ -27,6 +27,7 @@ from fl_dpbayes.report import (
     privacy_overview,
     privacy_table,
     read_summary,
+    sentences,
     verdict_table,
 )
 
@@ -267,8 +268,8 @@ def _print_start(scenario: Scenario, engine: str, folder: Path, console: Console
         for name, units in partition.units.items()
         if name in scenario.sites and scenario.sites[name].role == "train"
     }
-    warning = weak_budget(scenario, training_units)
-    if warning:
+    # Here too, as whoever waits for the page has waited for nothing.
+    for warning in sentences(weak_budget(scenario, training_units)):
         console.print(f"warning: {warning}", style="yellow", markup=False)
 
 

@@ -67,3 +67,4 @@ from fl_dpbayes.posterior.store import (
     save_posterior,
 )
 from fl_dpbayes.posterior.student import prepare_student
+from fl_dpbayes.posterior.weak_budget import weak_budget

@@ -34,6 +34,7 @@ from fl_dpbayes.report.wording import (
     neighbours,
     place_name,
     privacy_notes,
+    unspent_budget,
 )
 
 WIDTH = 100
@@ -81,7 +82,7 @@ def _telling_rows(rows: Sequence[PrivacyRecord]) -> tuple[PrivacyRecord, ...]:
 
 
 def _privacy_caption(run: Summary) -> str:
-    """Say in two lines what the epsilons are; the page says the rest."""
+    """Say what the epsilons are, and whether a budget was left; the page says the rest."""
     if not run.private:
         return NOT_PRIVATE
     text = f"ε is for {neighbours(run)}, rounded up."
@@ -89,7 +90,9 @@ def _privacy_caption(run: Summary) -> str:
     if small is not None:
         epsilon = rounded_up(small.epsilon)
         text += f" At delta {probability(small.delta)} {small.site} has {epsilon}."
-    return f"{text} Seeded: not private." if run.seeded else text
+    if run.seeded:
+        text += " Seeded: not private."
+    return " ".join(filter(None, [text, unspent_budget(run)]))
 
 
 def verdict_table(run: Summary, width: int = WIDTH) -> Table | None:

@@ -4,6 +4,7 @@ import string
 from collections.abc import Callable, Iterable
 
 from fl_dpbayes.config import RunWarning, counted
+from fl_dpbayes.report.numbers import rounded_up, significant
 
 
 def _few_samples(samples: int, least: int, chains: int, apart: str = "") -> str:
@@ -54,9 +55,19 @@ def _hot(
     )
 
 
+def _weak_budget(epsilon: float, units: int, sites: int, drowned_to: float, times: float) -> str:
+    return (
+        f"privacy.epsilon {epsilon:g} is far too small for {units:,} units at "
+        f"{counted(sites, 'site')}: predictions are little but noise. They are up to an epsilon of "
+        f"about {rounded_up(drowned_to)}, and a useful model needs more; or take more than "
+        f"{significant(times)} times as many units."
+    )
+
+
 # `{name:count noun}` writes "1 noun", "2 nouns", `{role:words}` a role as it is said; all else is
 # as in `str.format`.
 SENTENCES: dict[str, str | Callable[..., str]] = {
+    "weak-budget": _weak_budget,
     # Who takes part.
     "no-card": "a node did not join: {reason}",
     "absent": "{site} took no part: no node of this name joined the run",

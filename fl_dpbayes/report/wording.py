@@ -6,7 +6,7 @@ from typing import TypeVar
 from fl_dpbayes.calibration import CalibrationRecord, ReliabilityRecord, Verdict
 from fl_dpbayes.config import PREDICTORS
 from fl_dpbayes.report.numbers import probability, rounded_up, significant
-from fl_dpbayes.report.summary import PrivacyRecord, Summary
+from fl_dpbayes.report.summary import Summary
 
 RowT = TypeVar("RowT", bound=CalibrationRecord)
 ROLES = {"held_out": "held-out sites", "shifted": "shifted sites", "train": "training sites"}
@@ -100,13 +100,9 @@ def _epsilon_notes(run: Summary) -> Iterator[str]:
             f"At delta {probability(small.delta)} epsilon of {small.site} is "
             f"{rounded_up(small.epsilon)}."
         )
-    unspent = _unspent_budget(run)
-    if unspent is not None:
-        yield (
-            f"{unspent.site} spent {rounded_up(unspent.epsilon)} of a budget of "
-            f"{significant(unspent.budget)}. Less was spent than allowed: the sampler itself needs "
-            "this much noise. Coupling 'constant' would spend all of it."
-        )
+    unspent = unspent_budget(run)
+    if unspent:
+        yield unspent
     yield "If you stop early because of what you saw, count the full plan."
     if run.chains > 1:
         yield f"{run.chains} chains per site: their costs add up to this one account."
@@ -122,18 +118,23 @@ def _epsilon_notes(run: Summary) -> Iterator[str]:
         )
 
 
-def _unspent_budget(run: Summary) -> PrivacyRecord | None:
-    """Return the row that spent the least share of its budget, where coupling 'floor' is why."""
+def unspent_budget(run: Summary) -> str:
+    """Say whose budget was left most, where coupling 'floor' is why; "" where none was."""
     if run.coupling != "floor":
-        return None
+        return ""
     by_share = {
         row.epsilon / row.budget: row
         for row in run.privacy
         if row.status == "OK" and row.epsilon and row.budget
     }
     if not by_share or min(by_share) > MOST_OF_BUDGET:
-        return None
-    return by_share[min(by_share)]
+        return ""
+    row = by_share[min(by_share)]
+    return (
+        f"{row.site} spent {rounded_up(row.epsilon)} of a budget of {significant(row.budget)}. "
+        "Less was spent than allowed: the sampler itself needs this much noise. Coupling "
+        "'constant' would spend all of it."
+    )
 
 
 def _temperature_notes(run: Summary) -> Iterator[str]:

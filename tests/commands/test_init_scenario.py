@@ -101,7 +101,7 @@ def test_center_is_within_a_scale_of_the_median() -> None:
         ({"label": "creatinine"}, "--label is 'creatinine': 14 of 120 rows have no value"),
         (
             {"site": "id"},
-            "none of 120 hospitals has 20 patients, .* the column of hospitals by --site",
+            "none of 120 hospitals has 20 patients, .* name another column by --site",
         ),
         ({"site": "outcome"}, "--label and --site are both 'outcome': name another column"),
         ({"from": "absent.csv"}, "table absent.csv does not exist"),

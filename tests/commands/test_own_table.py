@@ -341,6 +341,6 @@ def test_hospitals_that_are_too_small_are_told(tmp_path, command) -> None:
     hospitals = ["north", "south"] * 90 + ["east"] * 15 + ["west"] * 5
     output = command(*words_for(written_table(tmp_path, hospital=hospitals)))[1]
     assert line_of("hospital", output) == (
-        "hospital site 2 hospitals; 2 more have fewer than 20 rows and are not in the file: join "
-        "small ones"
+        "hospital site 2 hospitals; 20 of 200 rows are left out, as their 2 hospitals have fewer "
+        "than 20 each: join small ones under one name"
     )

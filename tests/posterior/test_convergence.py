@@ -109,8 +109,8 @@ def test_hotter_chain_is_told_with_how_much_wider_it_is():
     assert convergence.temperature_warnings(scenario, {"a": 0.52, "b": 0.2, "c": None}) == []
     (found,) = convergence.temperature_warnings(scenario, {"a": 0.52, "b": 8.0})
     text = sentence(found)
-    assert "more noise than temperature 0.5: the chain sampled at 8," in text
-    assert "about 4 times too wide" in text
+    assert text.startswith("b: Privacy noise makes its uncertainty about 4 times too wide")
+    assert "(temperature 8, planned 0.5)" in text
 
 
 @pytest.mark.parametrize("hot", [False, True])

@@ -1,11 +1,18 @@
-"""The warning before a run whose budget is far too small for its sites."""
+"""The warning of a run whose budget is far too small for its sites."""
 
 import math
+from collections.abc import Mapping
 
-from fl_dpbayes.config import PrivacyPlan, Scenario, TrainingPlan, counted, site_plan
+from fl_dpbayes.config import (
+    PrivacyPlan,
+    RunWarning,
+    Scenario,
+    TrainingPlan,
+    site_plan,
+    warning,
+)
 from fl_dpbayes.models import model_shapes
 from fl_dpbayes.privacy import planned_chain, solve_noise
-from fl_dpbayes.report import rounded_up, significant
 from fl_dpbayes.schedules import planned_step_sizes
 
 # From this share on the noise's the log loss was above that of the plain rate at three tables of
@@ -13,7 +20,7 @@ from fl_dpbayes.schedules import planned_step_sizes
 DROWNED = 0.3
 
 
-def weak_budget(scenario: Scenario, units: dict[str, int]) -> str:
+def weak_budget(scenario: Scenario, units: Mapping[str, int]) -> tuple[RunWarning, ...]:
     """Warn if noise drowns what a run can learn.
 
     Args:
@@ -21,17 +28,17 @@ def weak_budget(scenario: Scenario, units: dict[str, int]) -> str:
         units: Training site -> declared number n of privacy units.
 
     Returns:
-        The warning, with the epsilon that would do; "" where nothing is wrong, or the run is not
-        private.
+        The warning, with the epsilon up to which noise drowns; none where nothing is wrong, or the
+        run is not private.
     """
     privacy = scenario.privacy
-    if not isinstance(privacy, PrivacyPlan):
-        return ""
+    if not isinstance(privacy, PrivacyPlan) or not units:
+        return ()
     plan = site_plan(scenario, len(units))
     shapes = model_shapes(scenario.model, scenario.data.source.task)
     share = noise_share(plan, units, parameters=sum(map(math.prod, shapes.values())))
     if share <= DROWNED:
-        return ""
+        return ()
     multiplier = max(
         float(planned_chain(plan, size).noise_multipliers.max()) for size in units.values()
     )
@@ -47,14 +54,18 @@ def weak_budget(scenario: Scenario, units: dict[str, int]) -> str:
         min(units.values()),
     )
     return (
-        f"privacy.epsilon {privacy.epsilon:g} is far too small for {sum(units.values()):,} units "
-        f"at {counted(len(units), 'site')}: predictions will be little but noise. Epsilon "
-        f"{rounded_up(enough.epsilon)} would do, or {significant(share / DROWNED)} times as many "
-        "units."
+        warning(
+            "weak-budget",
+            epsilon=privacy.epsilon,
+            units=sum(units.values()),
+            sites=len(units),
+            drowned_to=enough.epsilon,
+            times=share / DROWNED,
+        ),
     )
 
 
-def noise_share(plan: TrainingPlan, units: dict[str, int], parameters: int) -> float:
+def noise_share(plan: TrainingPlan, units: Mapping[str, int], parameters: int) -> float:
     """Return how long the noise is on the mean gradient of all steps and sites, in clip norms.
 
         sqrt(d sum_k sum_t sigma_kt^2) / (q N T)
