@@ -21,7 +21,7 @@ from fl_dpbayes.predict.finished_run import FinishedRun
 from fl_dpbayes.predict.hospital_posterior import Hospital, HospitalEffect, hospital_effect
 from fl_dpbayes.predict.new_records import NewRecords
 from fl_dpbayes.protocol import RECALIBRATED
-from fl_dpbayes.report import SUMMARY_FILE, read_summary, sentence
+from fl_dpbayes.report import CONSTANT_NOISE, SUMMARY_FILE, read_summary, sentence
 
 Floats = npt.NDArray[np.float64]
 WARNING = "warning: "
@@ -135,6 +135,8 @@ def _run_posterior(run: FinishedRun) -> PredictingPosterior:
     if point_warning is not None:
         point_name = f"point estimate ({rule or 'one sample'})"
         notes.append(f"{WARNING}{sentence(point_warning)}")
+    if run.scenario.sampler.is_private and run.scenario.privacy.coupling == "constant":
+        notes.append(CONSTANT_NOISE)
     recalibration = run.stored.metadata.recalibration
     if recalibration is not None:
         noise = _recalibration_noise(run)

@@ -61,3 +61,4 @@ from fl_dpbayes.report.tables import (
 from fl_dpbayes.report.terminal_table import printed_table
 from fl_dpbayes.report.verdicts import hospital_verdicts
 from fl_dpbayes.report.warnings import sentence, sentences
+from fl_dpbayes.report.wording import CONSTANT_NOISE

@@ -20,6 +20,10 @@ POINT_PREDICTORS = PREDICTORS | {
 NOT_PRIVATE = (
     "Not private: epsilon is infinite. What the sites released may show any of their records."
 )
+CONSTANT_NOISE = (
+    "The noise is constant: samples are averaged as in DP-SGD, and how far they spread (epistemic "
+    "uncertainty) follows the privacy noise. It is not the posterior's uncertainty."
+)
 NOISED_NOTE = (
     "Noised: the sums left with privacy noise, which the intervals hold. Cannot tell: the interval "
     "is too wide to say anything."
@@ -147,10 +151,7 @@ def _temperature_notes(run: Summary) -> Iterator[str]:
         text = "not known" if temperature is None else f"{temperature:.3g}"
         yield f"The averaged chain's temperature is {text}."
     if run.coupling == "constant":
-        yield (
-            "The noise is constant: samples are averaged as in DP-SGD, and how far they spread is "
-            "not the posterior's uncertainty."
-        )
+        yield CONSTANT_NOISE
     if run.clipped:
         yield (
             "If many gradients are clipped the chain is hotter than shown; the clipped share "
