@@ -330,13 +330,11 @@ def _comparison(run: Summary, role: Role) -> str:
     rows = headline_rows(run, role)
     sentences = []
     last = rows.get("last")
-    posterior = rows.get("posterior")
     if last and last is not first:
         sentences.append(f"Those of the last iterate are off by {_error(last)}.")
-    if last and posterior:
-        sentences.append(_difference(posterior, last))
+        sentences.append(_difference(first, last))
     recalibrated = rows.get("recalibrated")
-    if recalibrated and posterior:
+    if recalibrated and rows.get("posterior"):
         after = f"Recalibrated, they are off by {_error(recalibrated)}"
         if run.recalibration_noise:
             after += ", but do not use that: the map is mostly privacy noise"
@@ -344,17 +342,16 @@ def _comparison(run: Summary, role: Role) -> str:
     return " ".join([_measured(run, first), *sentences]) if sentences else ""
 
 
-def _difference(posterior: CalibrationRecord, last: CalibrationRecord) -> str:
-    posterior_ends = known_ends(posterior.intervals.get("rms_debiased"))
+def _difference(first: CalibrationRecord, last: CalibrationRecord) -> str:
+    """Say which of two rows is better calibrated, by the intervals that stand beside them."""
+    first_ends = known_ends(first.intervals.get("rms_debiased"))
     last_ends = known_ends(last.intervals.get("rms_debiased"))
-    if posterior_ends is None or last_ends is None:
+    if first_ends is None or last_ends is None:
         return "Without intervals, whether they differ is open."
-    if posterior_ends[1] < last_ends[0]:
-        if posterior.samples == 1:
-            return f"The {predictor_name(posterior)} is better calibrated."
-        return "Averaging over the posterior is better calibrated."
-    if last_ends[1] < posterior_ends[0]:
-        return "The last iterate is better calibrated."
+    if first_ends[1] < last_ends[0]:
+        return f"Better calibrated: the {predictor_name(first)}."
+    if last_ends[1] < first_ends[0]:
+        return "Better calibrated: the last iterate."
     return "The intervals overlap: no clear difference."
 
 

@@ -63,7 +63,7 @@ def test_answer_states_held_out_errors_and_privacy(summary):
     )
     assert found.comparison == (
         f"{found.calibration} Those of the last iterate are off by 6.4 [5.5, 7.3]. "
-        "Averaging over the posterior is better calibrated."
+        "Better calibrated: the average of posterior samples."
     )
     assert found.elsewhere[0].startswith("At shifted sites the probabilities are off by 8.3")
     assert found.elsewhere[1].startswith("At the median of the training sites")
@@ -80,8 +80,8 @@ def test_answer_states_held_out_errors_and_privacy(summary):
     ("posterior", "last", "verdict"),
     [
         ([0.05, 0.06], [0.06, 0.08], "The intervals overlap: no clear difference."),
-        ([0.07, 0.09], [0.01, 0.02], "The last iterate is better calibrated."),
-        ([0.01, 0.02], [0.03, 0.04], "Averaging over the posterior is better calibrated."),
+        ([0.07, 0.09], [0.01, 0.02], "Better calibrated: the last iterate."),
+        ([0.01, 0.02], [0.03, 0.04], "Better calibrated: the average of posterior samples."),
         (None, [0.03, 0.04], "Without intervals, whether they differ is open."),
         ([0.01, None], [0.03, 0.04], "Without intervals, whether they differ is open."),
     ],
@@ -90,6 +90,18 @@ def test_verdict_follows_the_intervals(summary, posterior, last, verdict):
     row_of(summary, "pooled:held_out", "posterior")["intervals"]["rms_debiased"] = posterior
     row_of(summary, "pooled:held_out", "last")["intervals"]["rms_debiased"] = last
     assert answer_of(summary).comparison.endswith(verdict)
+
+
+def test_intervals_of_the_two_predictors_that_are_shown_decide_between_them(summary):
+    """The posterior's own interval overlaps the last iterate's, that of the levels does not."""
+    last = row_of(summary, "pooled:held_out", "last")
+    last["intervals"]["rms_debiased"] = [0.2, 0.4]
+    row_of(summary, "pooled:held_out", "posterior")["intervals"]["rms_debiased"] = [0.1, 0.3]
+    levels = {"predictor": "hierarchical", "intervals": {"rms_debiased": [0.02, 0.16]}}
+    summary["calibration"].append({**last, **levels, "rms_debiased": 0.08})
+    comparison = answer_of(summary).comparison
+    assert "[2.0, 16.0]" in comparison
+    assert "[20.0, 40.0]. Better calibrated: the posterior over hospitals." in comparison
 
 
 def test_an_error_cut_at_zero_is_told_by_its_interval(summary):
@@ -355,7 +367,7 @@ def test_sentences_tables_and_figures_call_one_sample_a_point_estimate(
         answer_of(summary).comparison + "".join(answer_of(summary).elsewhere),
     )
     assert "(combined point estimate; debiased" in text
-    assert "The combined point estimate is better calibrated." in text
+    assert "Better calibrated: the combined point estimate." in text
     words = [text]
     words += [row[1][0] for row in all_metrics_table(run.calibration, run.measures).rows]
     write_summary(summary, tmp_path)
