@@ -4,6 +4,7 @@ What comes in: a run's summary and rows. What goes out: text, figures and `repor
 """
 
 from fl_dpbayes.report.headline import headline_predictor
+from fl_dpbayes.report.hospitals import hospital_verdicts
 from fl_dpbayes.report.numbers import (
     count,
     decimal,
@@ -59,6 +60,5 @@ from fl_dpbayes.report.tables import (
     verdict_table,
 )
 from fl_dpbayes.report.terminal_table import printed_table
-from fl_dpbayes.report.verdicts import hospital_verdicts
 from fl_dpbayes.report.warnings import sentence, sentences
 from fl_dpbayes.report.wording import CONSTANT_NOISE

@@ -2,13 +2,13 @@
 
 import math
 import statistics
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from fl_dpbayes.calibration import METRICS, CalibrationRecord, Verdict, says_nothing, verdict
+from fl_dpbayes.calibration import METRICS, CalibrationRecord, Verdict, says_nothing
 from fl_dpbayes.config import PREDICTORS, Role, counted
 from fl_dpbayes.report.headline import headline_predictor, headline_role, headline_rows
+from fl_dpbayes.report.hospitals import HospitalVerdict, hospital_verdicts
 from fl_dpbayes.report.numbers import (
     count,
     decimal,
@@ -21,6 +21,7 @@ from fl_dpbayes.report.numbers import (
 )
 from fl_dpbayes.report.summary import PrivacyRecord, SiteRecord, Summary
 from fl_dpbayes.report.wording import (
+    FOR_RESEARCH,
     NOT_PRIVATE,
     ROLES,
     event,
@@ -36,6 +37,9 @@ SEEDED = (
     "with secret noise."
 )
 MOST_NAMES = 3
+MOST_HOSPITALS = 6
+# The largest probability of a prediction, so risks above and below 50% may cancel.
+CERTAINTY_ERROR = "debiased RMS error of the certainty of the predicted class"
 HIDDEN = "the noise on the test results hides how far the probabilities are off: cannot tell"
 STOPPED = {
     "PARTIAL": "stopped early, at the end of the budget",
@@ -179,14 +183,14 @@ def _baselines(run: Summary, role: Role) -> str:
 
 def _advice(run: Summary, role: Role) -> str:
     """Say what follows for a hospital that would rely on the model."""
-    words = Counter(
-        verdict(row)
-        for row in run.places
-        if not row.over and row.role != "train" and row.predictor == headline_predictor(run)
-    )
-    del words[None]
-    if words:
-        return _advice_by_verdicts(words)
+    hospitals = hospital_verdicts(run)
+    if hospitals:
+        return f"{FOR_RESEARCH} {_advice_by_verdicts(hospitals)}"
+    return f"{FOR_RESEARCH} {_advice_by_error(run, role)}"
+
+
+def _advice_by_error(run: Summary, role: Role) -> str:
+    """Say what follows from the error of the probabilities at a role's sites."""
     first = _first_row(run, role)
     ends = None
     if first is not None and not one_outcome(first):
@@ -209,23 +213,26 @@ def _advice(run: Summary, role: Role) -> str:
     )
 
 
-def _advice_by_verdicts(words: Mapping[Verdict | None, int]) -> str:
-    """Say what to do at hospitals that did not train, by how many of them each word was told."""
+def _advice_by_verdicts(hospitals: Sequence[HospitalVerdict]) -> str:
+    """Say what to do at which hospitals; of each word those that took no part come first."""
     steps: dict[Verdict, str] = {
         "does not fit": "Do not rely on the model",
-        "recalibrate first": "Recalibrate on the hospital's own patients, then look again",
+        "recalibrate first": "Recalibrate first, then measure again",
+        "fits here": "Watch",
         "too few to tell": "Look at more patients",
-        "fits here": "Watch it on new patients",
     }
-    parts = [
-        f"{step} ({counted(words[word], 'hospital')})."
-        for word, step in steps.items()
-        if words.get(word)
-    ]
-    return (
-        f"What to do where it did not train: {' '.join(parts)} At any other hospital measure it "
-        "on its patients before anyone relies on a risk."
-    )
+    sentences = []
+    for word, step in steps.items():
+        names = [hospital.row.site for hospital in hospitals if hospital.word == word]
+        if names:
+            sentences.append(f"{step}: {_listed(names, MOST_HOSPITALS)}.")
+    return " ".join([*sentences, "Anywhere else: measure first."])
+
+
+def _listed(names: Sequence[str], most: int) -> str:
+    """Write the first of some names, and how many more there are."""
+    text = ", ".join(names[:most])
+    return text if len(names) <= most else f"{text} and {len(names) - most} more"
 
 
 def _cautions(run: Summary) -> Iterator[str]:
@@ -239,20 +246,17 @@ def _cautions(run: Summary) -> Iterator[str]:
     for status, verb in STOPPED.items():
         names = [row.site for row in run.privacy if status in row.status]
         if names:
-            listed = ", ".join(names[:MOST_NAMES])
-            if len(names) > MOST_NAMES:
-                listed += f" and {len(names) - MOST_NAMES} more"
-            yield f"{len(names)} of {len(run.privacy)} sites {verb}: {listed}."
+            yield f"{len(names)} of {len(run.privacy)} sites {verb}: {_listed(names, MOST_NAMES)}."
     if run.private and _ended_unforeseen(run):
         yield (
             "The epsilon of a site that ended early holds if its end did not depend on what was "
             "seen. If it did, count the whole plan's."
         )
     if run.configurations_tried is not None and run.configurations_tried > 1:
-        effect = "is not in the epsilons." if run.private else "flatters the chosen one."
+        effect = "; epsilon does not count that choice." if run.private else "."
         yield (
-            f"{run.configurations_tried} configurations were tried on these records; choosing "
-            f"between them {effect}"
+            f"{run.configurations_tried} versions were tried on these records, so results may "
+            f"look better than they will be{effect}"
         )
 
 
@@ -307,7 +311,7 @@ def _measured(run: Summary, row: CalibrationRecord) -> str:
     size = f"n = {count(row.n)}"
     if row.over == "median":
         place = f"the median of the {place}"
-        size += " at a site"
+        size = f"median {size}"
     metric = METRICS[run.measures.first[0]]
     if not metric.calibration_error:
         write = metric_writer(metric)
@@ -318,7 +322,7 @@ def _measured(run: Summary, row: CalibrationRecord) -> str:
     text = f"At {place} {off_by(row)}"
     if one_outcome(row):
         return f"{text} ({size})."
-    return f"{text} ({predictor_name(row)}; debiased RMS calibration error, {size})."
+    return f"{text} ({predictor_name(row)}; {CERTAINTY_ERROR}, {size})."
 
 
 def _comparison(run: Summary, role: Role) -> str:
@@ -377,6 +381,12 @@ def _privacy(run: Summary) -> str:
         f"{hospitals} spent at most epsilon {rounded_up(largest)} at {_deltas(rows)} "
         f"({neighbours(run)})."
     )
+    small = run.small_delta
+    if small is not None and small.epsilon is not None:
+        text += (
+            f" At delta {probability(small.delta)} the costliest, {small.site}, spent "
+            f"{rounded_up(small.epsilon)}."
+        )
     tested = [row.epsilon for row in run.evaluation_privacy]
     if not tested:
         return text

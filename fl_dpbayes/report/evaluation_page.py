@@ -20,6 +20,7 @@ EVALUATION = (
 <p class="lead">On {{ row.n }} records {{ off_by | unbroken }}.</p>
 {% if verdicts %}{{ table(verdicts.shown, "What was seen") }}
 <p class="note">{{ words.SMALL_PRINT }}</p>{% endif %}
+<p><strong>{{ words.FOR_RESEARCH }}</strong></p>
 <p>Measured on this machine alone: nothing left it, and no privacy was spent. This page tells of \
 these records.</p>
 </header>

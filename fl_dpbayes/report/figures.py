@@ -18,11 +18,12 @@ from fl_dpbayes.report.curve_figures import epsilon_figure, net_benefit_figure, 
 from fl_dpbayes.report.figure_style import DrawnFigure, drawn_figure, figure_name, save_figures
 from fl_dpbayes.report.headline import headline_predictor, headline_role
 from fl_dpbayes.report.hospital_figures import HospitalPanel, hospital_figure, hospitals_figure
+from fl_dpbayes.report.hospitals import hospital_verdicts, most_telling
 from fl_dpbayes.report.numbers import UNDEFINED, count, decimal, interval, probability
 from fl_dpbayes.report.page_tables import error_cell
 from fl_dpbayes.report.run_files import EpsilonCurve
 from fl_dpbayes.report.summary import Summary
-from fl_dpbayes.report.verdicts import calibration_words, hospital_verdicts, most_telling
+from fl_dpbayes.report.verdicts import calibration_words
 from fl_dpbayes.report.wording import ROLES, in_reading_order, predictor_name
 
 # "rotation (severity 3)", and as earlier runs wrote it.
@@ -108,8 +109,8 @@ def _draw_hospitals(run: Summary) -> DrawnFigure | None:
     rows = [row for row in rows if row.mean_risk is not None and row.event_rate is not None]
     if not rows:
         return None
-    title = "Predicted and happened, a dot a hospital"
-    subtitle = "with its 95% interval; filled: took no part in training"
+    title = "Predicted and happened, one dot for each hospital"
+    subtitle = "line: 95% interval; filled: took no part in training"
     return drawn_figure(
         name="hospitals",
         description=f"{title}, {subtitle}.",

@@ -29,7 +29,7 @@ class Term:
 
 
 _VERDICT_EXAMPLES = {
-    "fits here": "Predicted 31 of 100, happened 30: watch it on new patients.",
+    "fits here": "Of 400 patients: predicted 60 of 100, happened 50. Hardly more is called so.",
     "recalibrate first": "Predicted 46 of 100, happened 31: correct the level, then look again.",
     "does not fit": "An AUROC of 0.48 to 0.57: do not rely on the model.",
     "too few to tell": "Of 40 patients 12 had the event: look at more patients.",
@@ -149,13 +149,14 @@ CALIBRATION = (
     ),
     Term(
         "slope",
-        "Whether the spread of risks is right: 1 if so; below 1 risks are too extreme.",
-        "0.5: of low risks more come true than predicted, of high ones fewer.",
+        "Whether the spread of risks is right: 1 if so; below 1 too extreme, above 1 too timid.",
+        "2, too timid: of low risks fewer come true than predicted, of high ones more.",
+        ("too extreme", "too timid"),
     ),
     Term(
         "RMS",
-        "The typical distance between risk and what happened, less what chance adds.",
-        "2.1: risks are typically 2.1 percentage points off.",
+        "How far the certainty of the predicted class is off (not the event's risk), less chance.",
+        "2.1 points; 0 also where risks of 40% and of 60% are both 10 points too low.",
         ("RMS debiased",),
     ),
     Term(

@@ -90,6 +90,7 @@ def measure_tables(run: Summary) -> dict[str, PageTable | str]:
             for n in sorted({row.n_reference for row in run.shift_detection if row.n_reference})
         ),
         "threshold": f"{100 * threshold:g}",
+        "alarms": _alarms(_read_first(decided, headline).first, threshold),
         **_first_and_further("operating", _operating_columns(threshold), decided, headline),
         **_first_and_further(
             "subgroups",
@@ -315,6 +316,29 @@ def operating_threshold(run: Summary) -> float:
     return min(0.95, max(0.05, round(20 * share) / 20))
 
 
+def _alarms(rows: Sequence[CalibrationRecord], threshold: float) -> str:
+    """Say of the first row how many had the event with an alarm, and how many without."""
+    if not rows:
+        return ""
+    true_positive, false_positive, false_negative, true_negative = _counts(rows[0], threshold)
+    parts = []
+    for kind, events, whole in (
+        ("with an alarm", true_positive, true_positive + false_positive),
+        ("without an alarm", false_negative, false_negative + true_negative),
+    ):
+        if whole:
+            parts.append(f"of 100 {kind}, {100 * events / whole:.0f} had the event")
+    return f"At {place_name(rows[0].site)}: {'; '.join(parts)}."
+
+
+def _counts(row: CalibrationRecord, threshold: float) -> tuple[int, int, int, int]:
+    """Return true and false positives, then false and true negatives, at a threshold."""
+    point = next(
+        point for point in row.net_benefit or () if math.isclose(point.threshold, threshold)
+    )
+    return point.counts or (0, 0, 0, 0)
+
+
 def _operating_columns(threshold: float) -> tuple[Column[CalibrationRecord], ...]:
     """Say at one threshold of risk how many events are found and how many alarms are right."""
 
@@ -322,10 +346,7 @@ def _operating_columns(threshold: float) -> tuple[Column[CalibrationRecord], ...
         """Write the share of one of the four counts in itself and another."""
 
         def write(row: CalibrationRecord) -> Cell:
-            point = next(
-                point for point in row.net_benefit or () if math.isclose(point.threshold, threshold)
-            )
-            counts = point.counts or (0, 0, 0, 0)
+            counts = _counts(row, threshold)
             whole = counts[part] + counts[beside]
             value = counts[part] / whole if whole else None
             return points(value), interval(wilson_interval(counts[part], whole), points)

@@ -19,7 +19,9 @@ def model_card(run: Summary) -> dict[str, str]:
     run_facts = facts(run)
     run_answer = answer(run)
     trained = sum(site.n or 0 for site in run.trained)
-    tested = sum(site.test_n or 0 for site in run.sites)
+    seen = sum(site.test_n or 0 for site in run.sites if site.role == "train")
+    unseen = sum(site.test_n or 0 for site in run.sites if site.role != "train")
+    parts = f" ({count(unseen)} where it did not train + {count(seen)} where it did)"
     attributes = sorted({row.attribute for row in run.subgroups})
     fairness = "no subgroup was measured"
     if attributes:
@@ -33,8 +35,8 @@ def model_card(run: Summary) -> dict[str, str]:
         "Outcome": _outcome(run),
         "Predictors": settings.get("Predictors", UNKNOWN),
         "Sample size": (
-            f"{count(trained)} units trained, {count(tested)} records tested; why so many "
-            f"is {UNKNOWN}"
+            f"{count(trained)} units trained, {count(seen + unseen)} records tested"
+            f"{parts if seen and unseen else ''}; why so many is {UNKNOWN}"
         ),
         "Missing data": settings.get("Missing values", UNKNOWN),
         "Model": "; ".join(

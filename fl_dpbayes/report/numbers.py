@@ -1,6 +1,7 @@
 """Numbers as people read them; undefined is "–" and infinite is "∞" everywhere."""
 
 import math
+import re
 from collections.abc import Callable
 from functools import wraps
 from typing import Concatenate, ParamSpec
@@ -11,6 +12,7 @@ UNDEFINED = "–"
 INFINITE = "∞"
 Options = ParamSpec("Options")
 Write = Callable[[float | None], str]
+_ONE_LINE = re.compile(r"\[[^\[\]]*\]|\([^() ]+ to [^() ]+\)|\bn = \d+")
 
 
 def _with_signs(
@@ -110,6 +112,11 @@ def interval(ends: Ends, write: Write) -> str:
     if pair is None:
         return ""
     return f"[{write(pair[0])}, {write(pair[1])}]"
+
+
+def unbroken(text: str) -> str:
+    """Keep each "[low, high]", "(low to high)" and "n = 450" on one line."""
+    return _ONE_LINE.sub(lambda match: match[0].replace(" ", "\N{NO-BREAK SPACE}"), text)
 
 
 @_with_signs

@@ -13,21 +13,23 @@ from fl_dpbayes.report import wording
 from fl_dpbayes.report.answer import answer
 from fl_dpbayes.report.measure_tables import measure_tables
 from fl_dpbayes.report.model_card import model_card
-from fl_dpbayes.report.page_tables import FEW, facts, run_tables
+from fl_dpbayes.report.numbers import unbroken
+from fl_dpbayes.report.page_tables import FEW, facts, run_tables, spent_alike
+from fl_dpbayes.report.page_warnings import page_warnings
 from fl_dpbayes.report.run_files import read_epsilon_curves, read_summary
 from fl_dpbayes.report.stylesheet import STYLESHEET
-from fl_dpbayes.report.summary import Summary
+from fl_dpbayes.report.summary import Summary, shortened
 from fl_dpbayes.report.template import CONTENTS, GLOSSARY, GLOSSARY_SECTION, RUN
 from fl_dpbayes.report.term_links import link_terms
 from fl_dpbayes.report.verdicts import TONES, verdicts
 
 PAGE = "report.html"
-FEW_WARNINGS = 3
+MOST_OF_DESCRIPTION = 240
 # Tables of more stand as one block a row on anything narrower than a desk.
 FEW_COLUMNS = 6
+# A longer one must break on a telephone.
+SHORT_NAME = re.compile(r"(?=\S{3,24}$)\S*-\S*")
 HEADING = re.compile(r'<h2 id="(.+?)">(.+?)</h2>')
-# "[low, high]" and "n = 450".
-ONE_LINE = re.compile(r"\[[^\[\]]*\]|\bn = \d+")
 
 
 def write_report(run_dir: Path | str) -> Path:
@@ -52,7 +54,9 @@ def write_report(run_dir: Path | str) -> Path:
         words=wording,
         facts=facts(run),
         few=FEW,
-        few_warnings=FEW_WARNINGS,
+        subtitle=shortened(run.description, MOST_OF_DESCRIPTION),
+        warnings=page_warnings(run),
+        spent_alike=spent_alike(run),
         card=model_card(run),
         missing=_missing_baselines(run),
         **run_tables(run),
@@ -79,7 +83,8 @@ def write_page(folder: Path, template: str, **content: object) -> Path:
         content: `title` and what else the template names.
     """
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    environment.filters["unbroken"] = _unbroken
+    environment.filters["unbroken"] = unbroken
+    environment.filters["whole_names"] = _whole_names
     environment.globals["few_columns"] = FEW_COLUMNS
     environment.globals["tones"] = defaultdict(str, TONES)
     page = environment.from_string(template).render(stylesheet=Markup(STYLESHEET), **content)
@@ -91,6 +96,10 @@ def write_page(folder: Path, template: str, **content: object) -> Path:
     return folder / PAGE
 
 
-def _unbroken(text: str) -> str:
-    """Keep each "[low, high]" and "n = 450" on one line."""
-    return ONE_LINE.sub(lambda match: match[0].replace(" ", "\N{NO-BREAK SPACE}"), text)
+def _whole_names(text: str) -> Markup:
+    """Escape a text, in which no short name ends a line at its hyphen."""
+    words = [
+        Markup('<span class="name">{}</span>').format(word) if SHORT_NAME.fullmatch(word) else word
+        for word in text.split(" ")
+    ]
+    return Markup(" ").join(words)

@@ -418,6 +418,15 @@ def spent_table(run: Summary) -> FoldedTable:
     return first_rows(columns, run.privacy, lambda row: row.largest_epsilon or 0.0)
 
 
+def spent_alike(run: Summary) -> bool:
+    """Say whether several sites all have the same status and the same cost, as it is written."""
+    told = {
+        (rounded_up(row.epsilon), rounded_up(row.recalibration_epsilon), row.status)
+        for row in run.privacy
+    }
+    return len(told) == 1 < len(run.privacy)
+
+
 def _privacy_columns(run: Summary) -> list[Column[EvaluationPrivacyRecord]]:
     sites = {site.name: site for site in run.sites}
 

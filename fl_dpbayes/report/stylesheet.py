@@ -91,6 +91,7 @@ th:first-child { background: var(--wash); z-index: 2; }
 td.text:last-child { min-width: 8rem; }
 tr.more td { border-top-color: transparent; }
 .scroll.whole { max-height: none; }
+.name { white-space: nowrap; }
 .tone { font-weight: 600; }
 .tone.bad { color: var(--bad-ink); }
 .tone.warn { color: var(--warn-ink); }

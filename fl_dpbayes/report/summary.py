@@ -36,12 +36,21 @@ def printable(value: JSONValue, most: int | None = MAX_TEXT) -> JSONValue:
         most: The most characters of a text; None for all of them.
     """
     if isinstance(value, str):
-        return _printable_text(value[:most])
+        return _printable_text(value if most is None else shortened(value, most))
     if isinstance(value, list):
         return [printable(item, most) for item in value]
     if isinstance(value, dict):
         return {key: printable(item, most) for key, item in value.items()}
     return value
+
+
+def shortened(text: str, most: int) -> str:
+    """Cut a long text to so many characters, behind a word where there is one, with an ellipsis."""
+    if len(text) <= most:
+        return text
+    kept = text[: most - 1]
+    words, blank, _ = kept.rpartition(" ")
+    return f"{words.rstrip(' ,;:(') if blank else kept}…"
 
 
 def _printable_text(text: str) -> str:

@@ -8,6 +8,7 @@ from rich.table import Table
 from fl_dpbayes.calibration import CalibrationRecord
 from fl_dpbayes.report import page_tables
 from fl_dpbayes.report.headline import median_rows
+from fl_dpbayes.report.hospitals import hospital_verdicts, most_telling
 from fl_dpbayes.report.numbers import probability, rounded_up
 from fl_dpbayes.report.page_tables import (
     AUROC,
@@ -22,8 +23,6 @@ from fl_dpbayes.report.summary import PrivacyRecord, Summary
 from fl_dpbayes.report.terminal_table import printed_table, without_columns
 from fl_dpbayes.report.verdicts import (
     NARROW_COLUMNS,
-    hospital_verdicts,
-    most_telling,
     verdict_counts,
 )
 from fl_dpbayes.report.wording import (

@@ -85,7 +85,9 @@ RUN_ANSWER = (
 <h1>{{ run.scenario }}{% if not run.private %} (not private){% elif run.seeded %} (seeded: not \
 private)\
 {% endif %}</h1>
+{% if subtitle %}<p class="note">{{ subtitle }}</p>{% endif %}
 <p class="lead">{{ answer.lead }}{% if verdicts %} {{ verdicts.sentence }}{% endif %}</p>
+<p><strong>{{ answer.advice | whole_names }}</strong></p>
 {% if verdicts %}{{ table(verdicts.shown, "What was seen at each hospital", "whole") }}
 {{ further(verdicts.folded, "The other hospitals") }}
 <p class="note">{{ words.SMALL_PRINT }}</p>
@@ -93,17 +95,15 @@ private)\
 <div class="figures">
 {% if verdicts %}{% for item in hospitals_figure %}{{ figure(item) }}{% endfor %}{% endif %}
 <div>
-<p><strong>{{ answer.advice }}</strong></p>
 {% if not verdicts %}{{ calibration_sentences() }}{% endif %}
 {% if answer.cautions %}<div class="caution">{% for text in answer.cautions %}<p>{{ text }}</p>{% \
 endfor %}</div>
 {% endif %}
-{% if run.warnings %}
-<div class="caution" id="warnings">{% for text in run.warnings[:few_warnings] %}<p>{{ text }}</p>\
+{% if warnings.shown %}
+<div class="caution" id="warnings">{% for text in warnings.shown %}<p>{{ text }}</p>\
 {% endfor %}
-{% if run.warnings | length > few_warnings %}<details><summary>All {{ run.warnings | length }} \
-warnings</summary>
-{% for text in run.warnings[few_warnings:] %}<p>{{ text }}</p>{% endfor %}</details>{% endif %}
+{% if warnings.folded %}<details><summary>Warnings in full, for the coordinator</summary>
+{% for text in warnings.folded %}<p>{{ text }}</p>{% endfor %}</details>{% endif %}
 </div>
 {% endif %}
 </div></div>
@@ -117,9 +117,11 @@ RUN_PRIVACY = """\
 <h2 id="privacy">{{ "What privacy cost" if run.private else "Training" }}</h2>
 <p>{{ answer.privacy | unbroken }}</p>
 {% if spent.shown.rows %}
+{% if spent_alike %}<details><summary>Each site, all alike</summary>{% endif %}
 {{ table(spent.shown, "Privacy spent by each site" if run.private else "Training of each site", \
 "whole") }}
 {{ further(spent.folded, "The other sites") }}
+{% if spent_alike %}</details>{% endif %}
 {% else %}<p>No site trained.</p>{% endif %}
 <details><summary>{{ "The whole account" if run.private else "All of training" }}</summary>
 {% if privacy.rows %}{{ table(privacy, "The whole account of each site") }}{% endif %}
@@ -141,7 +143,7 @@ RUN_CALIBRATION = """\
 <h2 id="calibration">Calibration of each hospital</h2>
 {% if not calibration.rows %}<p>No calibration was measured.</p>{% endif %}
 {% if verdicts %}
-{{ calibration_sentences() }}
+{% if verdicts.gaps %}<p>{{ verdicts.gaps }}</p>{% endif %}
 <p class="note">Risks are of {{ words.event(run) }}. Curve: how often it happened at each \
 predicted \
 risk, with its 95%
@@ -168,11 +170,15 @@ RUN_CLINICAL = """\
 {% if operating.rows or net_benefit %}
 <h2 id="clinical">Decisions</h2>
 {% for item in net_benefit %}{{ figure(item) }}{% endfor %}
-{% if net_benefit %}<p class="note">The model is worth using where its net benefit lies above both \
-"treat all" and "treat none".</p>{% endif %}
+{% if net_benefit %}<p class="note">Where its net benefit lies above both "treat all" and "treat \
+none", the model serves better than either rule. It does not tell whom to treat.</p>{% endif %}
+<p class="note">Pooled over hospitals: not valid at a hospital whose row says recalibrate \
+first.</p>
 {% if operating.rows %}{{ table(operating, "Decisions at a threshold of risk", "whole") }}
-<p class="note">An alarm from a risk of {{ threshold }}% on: about how often the event happens \
-where the model trained (50% where that is not known). No threshold is right for every use.</p>\
+<p>{{ alarms }}</p>
+<p class="note">An alarm is a predicted risk of {{ threshold }}% or more: about how often \
+the event happens where the model trained (50% where that is not known). No threshold is right \
+for every use.</p>
 {% endif %}
 {{ further(further_operating, "The same at every site, by every predictor") -}}
 {% endif %}
@@ -196,6 +202,7 @@ simulation has all records at hand") }}.</p>
 <div class="figures">{% for item in other_reliability %}{{ figure(item) }}{% endfor %}</div>
 </details>
 <details id="measures"><summary>All measures</summary>
+{% if verdicts %}{{ calibration_sentences() }}{% endif %}
 {% if calibration.rows %}
 {{ table(calibration, "Calibration over all sites of a role") }}
 <p class="note">{{ run.measures.note }}\

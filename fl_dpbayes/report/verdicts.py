@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from fl_dpbayes.calibration import (
@@ -11,11 +11,10 @@ from fl_dpbayes.calibration import (
     TOLERATED_FACTOR,
     CalibrationRecord,
     Verdict,
-    telling_order,
-    verdict,
 )
-from fl_dpbayes.report.headline import headline_predictor
-from fl_dpbayes.report.numbers import UNDEFINED, count, decimal, known_ends, points
+from fl_dpbayes.config import counted
+from fl_dpbayes.report.hospitals import HospitalVerdict, hospital_verdicts, most_telling
+from fl_dpbayes.report.numbers import UNDEFINED, count, decimal, known_ends, points, unbroken
 from fl_dpbayes.report.page_tables import (
     Cell,
     Column,
@@ -45,53 +44,20 @@ ROLES = {"held_out": "took no part", "shifted": "changed records", "train": "tra
 
 
 @dataclass(frozen=True)
-class HospitalVerdict:
-    """What one predictor showed at one hospital."""
-
-    row: CalibrationRecord
-    word: Verdict
-
-
-@dataclass(frozen=True)
 class Verdicts:
     """What was seen at a run's hospitals.
 
     Attributes:
         sentence: How many of each word.
+        gaps: How far the shown hospitals' risks are from what happened; empty where not known.
         shown: The hospitals that stand unfolded.
         folded: The others.
     """
 
     sentence: str
+    gaps: str
     shown: PageTable
     folded: PageTable
-
-
-def hospital_verdicts(run: Summary) -> list[HospitalVerdict]:
-    """Return a verdict for each hospital with two classes.
-
-    Those that took no part come first, of them those that are clearly off, then the farthest off.
-    """
-    predictor = headline_predictor(run)
-    hospitals = []
-    for row in run.calibration:
-        word = verdict(row)
-        if not row.over and row.predictor == predictor and word is not None:
-            hospitals.append(HospitalVerdict(row=row, word=word))
-    order = list(ROLES)
-    return sorted(
-        hospitals,
-        key=lambda hospital: (order.index(hospital.row.role), telling_order(hospital.row)),
-    )
-
-
-def most_telling(hospitals: Sequence[HospitalVerdict]) -> list[HospitalVerdict]:
-    """Return those of many hospitals that are clearly off, then the farthest off, in order."""
-    if len(hospitals) <= MOST_SHOWN:
-        return list(hospitals)
-    by_interest = sorted(hospitals, key=lambda hospital: telling_order(hospital.row))
-    names = {hospital.row.site for hospital in by_interest[:MOST_SHOWN]}
-    return [hospital for hospital in hospitals if hospital.row.site in names]
 
 
 def verdicts(run: Summary) -> Verdicts | None:
@@ -104,6 +70,7 @@ def verdicts(run: Summary) -> Verdicts | None:
     columns = verdict_columns(event(run))
     return Verdicts(
         sentence=verdict_counts(hospitals),
+        gaps=_gaps(shown),
         shown=table_of(columns, shown),
         folded=table_of(
             columns, (hospital for hospital in hospitals if hospital.row.site not in names)
@@ -138,6 +105,23 @@ def _rates(row: CalibrationRecord) -> Cell:
     return f"predicted {_of_100(row.mean_risk)}, happened {_of_100(row.event_rate)}", between
 
 
+def _gaps(shown: Sequence[HospitalVerdict]) -> str:
+    """Say how far risks are from what happened, at rows of hospitals that did not train if any."""
+    unseen = [hospital for hospital in shown if hospital.row.role != "train"]
+    where = "did not train" if unseen else "trained"
+    # Of the whole numbers that the rows show.
+    gaps = [
+        abs(round(100 * row.mean_risk) - round(100 * row.event_rate))
+        for row in (hospital.row for hospital in unseen or shown)
+        if row.mean_risk is not None and row.event_rate is not None
+    ]
+    if not gaps:
+        return ""
+    least, most = min(gaps), max(gaps)
+    span = f"{most}" if least == most else f"{least} to {most}"
+    return f"Where the model {where}, risks differ from what happened by {span} of 100 patients."
+
+
 def _of_100(share: float) -> str:
     """Write how many of 100 patients a share is; between 0 and 1 with one place."""
     return points(share) if 0 < share < 0.01 else f"{100 * share:.0f}"
@@ -167,8 +151,12 @@ def calibration_words(hospital: HospitalVerdict) -> str:
     words = _level_words(level, row.calibration_intercept)
     if hospital.word == "too few to tell":
         return f"Too few to tell. {words}"
-    # Where the risks fit, the spread is within what is tolerated.
-    if hospital.word != "fits here" and slope is not None:
+    if hospital.word == "fits here":
+        seen = f"No large error was seen in {counted(row.n or 0, 'patient')}. {words}"
+        if slope is None or not 1 / TOLERATED_FACTOR <= slope[0] <= slope[1] <= TOLERATED_FACTOR:
+            seen += " Whether their spread fits is open."
+        return seen
+    if slope is not None:
         if slope[1] < 1:
             return f"{words} Risks are too extreme."
         if slope[0] > 1:
@@ -187,24 +175,36 @@ def _level_words(ends: tuple[float, float] | None, intercept: float | None) -> s
         return _times_off("low", (low, high), intercept)
     if max(-low, high) <= math.log(TOLERATED_FACTOR):
         return "Predicted odds are off by less than 2 times."
-    return (
-        f"Predicted odds may be up to {_factor(-low)} times too high, or "
-        f"{_factor(high)} times too low."
-    )
+    return f"Predicted odds may be {_up_to('high', -low)}, or {_up_to('low', high)}."
+
+
+def _up_to(direction: str, log_factor: float) -> str:
+    factor = _factor(log_factor)
+    return f"hardly too {direction}" if factor == "1" else f"up to {factor} times too {direction}"
 
 
 def _times_off(direction: str, ends: tuple[float, float], estimate: float | None) -> str:
-    least, most = map(_factor, ends)
+    least, most = map(_factor_above_1, ends)
     if estimate is None:
         return f"Predicted odds are {least} to {most} times too {direction}."
-    return (
-        f"Predicted odds are about {_factor(estimate)} times too {direction} ({least} to {most})."
+    return unbroken(
+        f"Predicted odds are about {_factor_above_1(estimate)} times too {direction} "
+        f"({least} to {most})."
     )
 
 
 def _factor(log_factor: float) -> str:
     factor = math.exp(min(log_factor, LARGEST_LOG_FACTOR))
     return f"{factor:.2g}" if factor < 100 else "over 100"
+
+
+def _factor_above_1(log_factor: float) -> str:
+    """Write a factor above 1 that may not read as 1: 1.02 has three digits, 1.6 has two."""
+    text = _factor(log_factor)
+    if text != "1":
+        return text
+    factor = math.exp(log_factor)
+    return f"{factor:.2f}" if factor >= 1.005 else "just above 1"
 
 
 HOSPITAL: Column[HospitalVerdict] = Column(
@@ -216,7 +216,7 @@ SEEN: Column[HospitalVerdict] = Column(
 ORDER: Column[HospitalVerdict] = Column(
     "AUROC", lambda hospital: metric_cell(hospital.row, "auroc", two_places)
 )
-PATIENTS: Column[HospitalVerdict] = Column("n", lambda hospital: count(hospital.row.n))
+PATIENTS: Column[HospitalVerdict] = Column("Patients", lambda hospital: count(hospital.row.n))
 # Of a terminal.
 NARROW_COLUMNS = (
     HOSPITAL,
@@ -225,5 +225,5 @@ NARROW_COLUMNS = (
         "Of 100 predicted, happened", lambda hospital: _narrow_rates(hospital.row)
     ),
     ORDER,
-    PATIENTS,
+    replace(PATIENTS, title="n"),
 )

@@ -31,17 +31,18 @@ NOISED_NOTE = (
 # What each word of `calibration.verdict` says of 95 % intervals.
 VERDICT_RULES: Mapping[Verdict, str] = {
     "fits here": (
-        "The odds of the risks are off by less than a factor of 2, and patients are in a better "
-        "order than by chance."
+        "No large error was seen: the odds of the risks are off by less than a factor of 2, and "
+        "patients are in a better order than by chance."
     ),
     "recalibrate first": "The order is there, but the level or the spread of the risks is off.",
     "does not fit": "There is hardly any order (AUROC below 0.6).",
     "too few to tell": "The patients seen so far leave it open.",
 }
 VERDICT_BASIS = "Read off 95% intervals, for patients like those tested. This is no medical device."
+FOR_RESEARCH = "For research: not for decisions about a patient. This is no medical device."
 SMALL_PRINT = (
     "Small print: 95% intervals, off which the words are read, for patients like those tested. "
-    "This is no medical device."
+    '"Fits here" says that no large error was seen. This is no medical device.'
 )
 VERDICT_NOTE = " ".join(
     [

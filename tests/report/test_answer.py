@@ -59,7 +59,8 @@ def test_answer_states_held_out_errors_and_privacy(summary):
     found = answer_of(summary)
     assert found.calibration == (
         "At held-out sites the probabilities are off by 2.1 percentage points [1.2, 3.0] "
-        "(average of posterior samples; debiased RMS calibration error, n = 450)."
+        "(average of posterior samples; debiased RMS error of the certainty of the predicted "
+        "class, n = 450)."
     )
     assert found.comparison == (
         f"{found.calibration} Those of the last iterate are off by 6.4 [5.5, 7.3]. "
@@ -156,7 +157,7 @@ def test_where_all_outcomes_are_the_same_no_error_is_told(summary):
         "cannot be told (n = 450)."
     )
     assert found.calibration == unknown
-    assert found.advice.startswith("What to do: measure the risks")
+    assert "no medical device. What to do: measure the risks" in found.advice
     cells = run_tables(parse_summary(summary))["calibration"].rows
     assert ("–", "one outcome") in [cell for row in cells for cell in row]
     row |= {"auroc": 0.9, "intervals": {}}
@@ -225,6 +226,13 @@ def test_privacy_is_said_of_the_costliest_site_and_never_where_it_is_not_known(s
         )
 
 
+def test_cost_at_a_smaller_delta_is_that_of_the_costliest_site(summary):
+    small = {"site": "valley", "delta": 1e-5, "epsilon": 2.4012}
+    said = answer_of(summary | {"small_delta": small}).privacy
+    assert "at most epsilon 1.96 at delta 1e-4 " in said
+    assert said.endswith("At delta 1e-5 the costliest, valley, spent 2.41.")
+
+
 def test_stopped_sites_and_tuning_are_cautions(summary):
     assert not any("depend on what was seen" in caution for caution in answer_of(summary).cautions)
     summary["privacy"][0]["status"] = "PARTIAL"
@@ -235,7 +243,10 @@ def test_stopped_sites_and_tuning_are_cautions(summary):
         found.cautions[0] == "1 of 4 sites stopped early, at the end of the budget: north-clinic."
     )
     assert found.cautions[1] == "1 of 4 sites refused a round: harbour-hospital."
-    assert found.cautions[2].startswith("12 configurations were tried")
+    assert found.cautions[2] == (
+        "12 versions were tried on these records, so results may look better than they will be; "
+        "epsilon does not count that choice."
+    )
     assert "the 3 hospitals that trained" in found.privacy
     summary["privacy"][1]["status"] = "REFUSED BUSY"
     qualified = "depend on what was seen. If it did, count the whole plan's"
@@ -295,7 +306,7 @@ def test_the_median_is_what_is_read_first_of_three_sites_or_more(summary):
     made_up = three_sites(summary, (0.0, 0.9993, 400_000), (0.0, 0.9990, 400_700))
     found = answer_of(made_up).calibration
     assert found.startswith("At the median of the held-out sites the probabilities are off by 5.0")
-    assert "n = 400 at a site" in found
+    assert "median n = 400" in found
     assert "median of held-out" in "".join(
         map(str, calibration_table(parse_summary(made_up)).columns[0].cells)
     )

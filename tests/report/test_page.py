@@ -343,6 +343,11 @@ def test_decisions_are_counted_at_the_threshold_that_is_declared(summary):
     cells = tables["operating"].rows[0]
     assert cells[0][0] == "all held-out sites"
     assert [value for value, _ in cells[-4:]] == ["85.7", "84.6", "75.0", "91.7"]
+    # 30 of 40 with an alarm, 5 of 60 without.
+    assert tables["alarms"] == (
+        "At all held-out sites: of 100 with an alarm, 75 had the event; of 100 without an alarm, "
+        "8 had the event."
+    )
     assert [cells[-4][1], cells[-1][1]] == ["[70.6, 93.7]", "[81.9, 96.4]"]
 
 
@@ -350,7 +355,9 @@ def test_the_model_card_says_what_the_run_knows_and_what_it_does_not(reported, s
     said = model_card(parse_summary(summary | {"data": "a trial", "class_names": ["well", "ill"]}))
     assert said["Source of data"] == "a trial"
     assert said["Outcome"] == "well, ill"
-    assert said["Sample size"].startswith("4,936 units trained, 1,050 records tested")
+    assert said["Sample size"].startswith(
+        "4,936 units trained, 1,050 records tested (450 where it did not train + 600 where it did)"
+    )
     assert said["Who could be included (eligibility)"] == "not known to the run"
     assert said["Privacy"] == answer(parse_summary(summary)).privacy
     assert "what this run knows of the items of TRIPOD+AI" in words(read(reported))

@@ -9,14 +9,21 @@ import pytest
 from fl_dpbayes.calibration import MOST_SHOWN
 from fl_dpbayes.config import PREDICTORS
 from fl_dpbayes.report.answer import answer
+from fl_dpbayes.report.hospitals import hospital_verdicts
 from fl_dpbayes.report.page import write_report
 from fl_dpbayes.report.summary import parse_summary
 from fl_dpbayes.report.term_links import link_terms
-from fl_dpbayes.report.verdicts import SIGNS, calibration_words, hospital_verdicts, verdicts
+from fl_dpbayes.report.verdicts import SIGNS, calibration_words, verdicts
 
 MOST_WORDS = 1200
 LONGEST_SENTENCE = 35
 VOID = {"meta", "br"}
+ADVICE = {
+    "does not fit": "Do not rely on the model",
+    "recalibrate first": "Recalibrate first, then measure again",
+    "fits here": "Watch",
+    "too few to tell": "Look at more patients",
+}
 BLOCKS = {"p", "li", "td", "th", "dd", "dt", "summary", "h1", "h2", "h3"}
 SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
 
@@ -126,6 +133,43 @@ def test_a_page_has_few_words_and_short_tables_and_sentences(
     assert len(longest.split()) <= LONGEST_SENTENCE, longest
 
 
+def test_unfolded_text_tells_of_risks_and_nobody_reads_of_made_up_sites(page_of, hospitals_summary):
+    summary = hospitals_summary(6)
+    summary["description"] = "Who is <b>dead</b> after a stroke"
+    decided = (
+        "hospital-0 decides what is pooled over the 3 held-out sites: their {} is 0.7 [0.6, 0.8] "
+        "with it and 0.9 without it. Sites may differ that much, or one be broken or made up"
+    )
+    summary["warnings"] = [decided.format("accuracy"), decided.format("calibration error")]
+    for row in summary["calibration"]:
+        if row["site"] == "hospital-0":
+            row |= {"n": 300, "accuracy": 0.63}
+    text = page_of(summary)
+    page = VisiblePage(text)
+    unfolded = " ".join(" ".join(page.unfolded_blocks).split())
+    whole = " ".join(" ".join(page.blocks).split())
+    for folded in ("percentage points [", "broken or made up", "certainty of the predicted class"):
+        assert folded in whole
+        assert folded not in unfolded
+    (caution,) = (block for block in page.unfolded_blocks if block.startswith("hospital-0 is"))
+    assert re.fullmatch(
+        r"hospital-0 is 300 of the \d+ patients tested where the model did not train, and differs "
+        r"from the others \(63% right, without it 9\d%\): read each hospital's row\.",
+        caution,
+    )
+    for told in ("risks differ from what happened by", "For research: not for decisions"):
+        assert told in unfolded
+    # Every hospital spent the same, so the sentence above the table says it all.
+    assert "hospital-1 144" not in unfolded
+    assert "Each site, all alike" in unfolded
+    first = page.unfolded_blocks
+    assert first[1] == "Who is <b>dead</b> after a stroke"
+    assert "&lt;b&gt;dead" in text
+    assert first[3].startswith("For research")
+    # Its name does not end a line at the hyphen.
+    assert re.search(r'measure again: .*<span class="name">hospital-\d,?</span>', text)
+
+
 @pytest.mark.slow
 def test_no_unfolded_line_compares_two_predictors(page_of, hospitals_summary):
     names = [PREDICTORS[name] for name in ("last", "posterior", "recalibrated", "central")]
@@ -204,7 +248,11 @@ def test_no_word_contradicts_the_intervals_or_the_sentences_beside_it(hospitals_
     sentence, advice = verdicts(run).sentence, answer(run).advice
     for word, count in untrained.items():
         assert f"{count} {word}" in sentence
-        assert f"({count} hospital" in advice
+    for word, step in ADVICE.items():
+        names = [hospital.row.site for hospital in hospitals if hospital.word == word]
+        listed = re.search(rf"{step}: (.+?)\.", advice)[1]
+        further = f" and {len(names) - 6} more" if len(names) > 6 else ""
+        assert listed == ", ".join(names[:6]) + further
     assert "no error was seen" not in advice
 
 

@@ -11,7 +11,7 @@ from fl_dpbayes.errors import UserError
 from fl_dpbayes.files.record import json_values
 from fl_dpbayes.report import run_files
 from fl_dpbayes.report.run_files import read_csv, read_summary, write_csv, write_summary
-from fl_dpbayes.report.summary import Summary, parse_summary
+from fl_dpbayes.report.summary import Summary, parse_summary, shortened
 from tests.asking import refused
 
 NUMBERS = st.one_of(
@@ -141,3 +141,9 @@ def test_calibration_csv_row_flattens_intervals(summary):
     assert [row["rms_debiased_low"], row["rms_debiased_high"]] == ends
     assert row["mce_low"] is None
     assert (row["auroc_low"], row["auroc_high"]) == (0.968, 0.972)
+
+
+def test_a_long_text_ends_at_a_word_with_an_ellipsis():
+    assert shortened("uncommon (1 in 4; total anterior stroke)", 28) == "uncommon (1 in 4; total…"
+    assert shortened("uncommon (1 in 4; total)", 24) == "uncommon (1 in 4; total)"
+    assert shortened("x" * 30, 10) == "x" * 9 + "…"

@@ -1,12 +1,17 @@
 """The table that a page opens with: a row a hospital, those that took no part first."""
 
+import math
+
 import pytest
 
-from fl_dpbayes.calibration import MOST_SHOWN
+from fl_dpbayes.calibration import MOST_SHOWN, CalibrationRecord, verdict
 from fl_dpbayes.report.answer import answer
+from fl_dpbayes.report.glossary import VERDICTS
+from fl_dpbayes.report.hospitals import HospitalVerdict, hospital_verdicts
+from fl_dpbayes.report.numbers import unbroken
 from fl_dpbayes.report.run_files import parse_summary
 from fl_dpbayes.report.tables import verdict_table
-from fl_dpbayes.report.verdicts import hospital_verdicts, verdicts
+from fl_dpbayes.report.verdicts import calibration_words, verdicts
 
 INTERVALS = {
     "fits here": {"auroc": [0.7, 0.9], "calibration_intercept": [-0.3, 0.3]},
@@ -87,15 +92,54 @@ def test_above_twelve_hospitals_those_clearly_or_farthest_off_stand_open(told):
     assert len(seen.folded.rows) == 24 - MOST_SHOWN
 
 
-def test_advice_says_what_the_table_says(told):
-    advice = answer(parse_summary(told)).advice
-    for step in (
-        "Do not rely on the model (1 hospital)",
-        "Recalibrate on the hospital's own patients, then look again (1 hospital)",
-        "Look at more patients (1 hospital)",
-    ):
-        assert step in advice
-    assert "Watch it" not in advice
+def test_advice_names_the_hospitals_of_each_word_and_is_no_advice_on_a_patient(told):
+    told["calibration"] += [row(f"e{number}", "train", "too few to tell") for number in range(7)]
+    assert answer(parse_summary(told)).advice == (
+        "For research: not for decisions about a patient. This is no medical device. "
+        "Do not rely on the model: d. Recalibrate first, then measure again: b. Watch: a. "
+        "Look at more patients: c, e0, e1, e2, e3, e4 and 2 more. Anywhere else: measure first."
+    )
+
+
+def test_one_sentence_says_how_far_the_shown_rows_are_off(told):
+    # Of b, c and d, not of a, which trained: 46, 30 and 30 where 20 of 100 had the event.
+    assert verdicts(parse_summary(told)).gaps == (
+        "Where the model did not train, risks differ from what happened by 10 to 26 of 100 "
+        "patients."
+    )
+
+
+def hospital(word, **intervals):
+    measured = row("a", "train", word) | {"calibration_intercept": -0.49}
+    measured["intervals"] = measured["intervals"] | intervals
+    return HospitalVerdict(row=CalibrationRecord.model_validate(measured), word=word)
+
+
+def test_a_factor_of_an_interval_that_excludes_1_does_not_read_as_1():
+    words = calibration_words(hospital("recalibrate first", calibration_intercept=[-0.95, -0.02]))
+    assert unbroken("too high (1.02 to 2.6).") in words
+    words = calibration_words(hospital("recalibrate first", calibration_intercept=[-0.95, -0.001]))
+    assert "(just above 1 to 2.6)" in words
+    words = calibration_words(hospital("too few to tell", calibration_intercept=[-0.03, 1.13]))
+    assert words.endswith("Predicted odds may be hardly too high, or up to 3.1 times too low.")
+
+
+def test_a_fit_says_how_many_patients_and_what_is_open():
+    words = calibration_words(hospital("fits here", calibration_slope=[0.77, 3.42]))
+    assert words.startswith("No large error was seen in 200 patients.")
+    assert words.endswith("Whether their spread fits is open.")
+    assert "open" not in calibration_words(hospital("fits here", calibration_slope=[0.6, 1.8]))
+
+
+def test_the_example_of_a_fit_in_the_glossary_is_one_and_hardly_more_is():
+    assert "400 patients: predicted 60 of 100, happened 50" in VERDICTS[0].example
+    for risk, word in ((0.60, "fits here"), (0.63, "recalibrate first")):
+        intercept = -math.log(risk / (1 - risk))
+        half = 1.96 * 2 / math.sqrt(400)
+        ends = (intercept - half, intercept + half)
+        measured = row("a", "train", "fits here", risk)
+        measured["intervals"] |= {"calibration_intercept": ends}
+        assert verdict(CalibrationRecord.model_validate(measured)) == word
 
 
 def test_a_terminal_of_80_columns_shows_it_whole(told, shown):

@@ -78,7 +78,6 @@ MAX_RELIABILITY_SITES = 24
 POOLED = {f"pooled:{role}" for role in ROLES}
 # A site's decision curve is two thirds of its row, and of that of each of its subgroups.
 MAX_CURVE_SITES = 100
-HEADLINE_PREDICTORS = ("posterior", "last")
 # What Flower's own result shows; intervals and all else are in `summary.json`.
 FLOWER_METRICS = ("n", "accuracy", "nll", "brier", "ece", "rms_debiased")
 
@@ -392,11 +391,8 @@ class Evaluation:
 
     @property
     def _headline(self) -> str:
-        """The predictor that is read first; empty before any site answered."""
-        for predictor in HEADLINE_PREDICTORS:
-            if predictor in self._samples:
-                return predictor
-        return ""
+        """The predictor that is read first."""
+        return recommended_predictor(self._samples)
 
     @property
     def _sites(self) -> set[str]:
