@@ -109,11 +109,11 @@ def _draw_hospitals(run: Summary) -> DrawnFigure | None:
     rows = [row for row in rows if row.mean_risk is not None and row.event_rate is not None]
     if not rows:
         return None
-    title = "Predicted and happened, one dot for each hospital"
-    subtitle = "line: 95% interval; filled: took no part in training"
+    title = "Predicted and happened"
+    subtitle = "one dot for each hospital, with its 95% interval\nfilled: took no part in training"
     return drawn_figure(
         name="hospitals",
-        description=f"{title}, {subtitle}.",
+        description=f"{title}: {subtitle}.".replace("\n", "; "),
         draw=lambda: hospitals_figure(rows, title, subtitle),
     )
 

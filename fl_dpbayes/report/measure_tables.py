@@ -31,6 +31,7 @@ from fl_dpbayes.report.page_tables import (
     error_cell,
     measure_columns,
     metric_cell,
+    rates_cell,
     records_cell,
     table_of,
 )
@@ -38,6 +39,7 @@ from fl_dpbayes.report.summary import Summary
 from fl_dpbayes.report.wording import (
     POINT_PREDICTORS,
     ROLES,
+    event,
     in_reading_order,
     place_name,
     predictor_name,
@@ -66,7 +68,6 @@ def measure_tables(run: Summary) -> dict[str, PageTable | str]:
         others is held against, `threshold` that of the table of decisions in %.
     """
     headline = headline_predictor(run)
-    role = headline_role(run)
     threshold = operating_threshold(run)
     rows = in_reading_order(run.places)
     decided = [row for row in rows if row.net_benefit and row.net_benefit[0].counts]
@@ -92,13 +93,7 @@ def measure_tables(run: Summary) -> dict[str, PageTable | str]:
         "threshold": f"{100 * threshold:g}",
         "alarms": _alarms(_read_first(decided, headline).first, threshold),
         **_first_and_further("operating", _operating_columns(threshold), decided, headline),
-        **_first_and_further(
-            "subgroups",
-            _subgroup_columns(run),
-            _measured_subgroups(run),
-            headline,
-            role=role if any(row.role == role for row in run.subgroups) else None,
-        ),
+        **_subgroup_tables(run),
         "clinical": table_of(CLINICAL_COLUMNS, clinical),
         **_first_and_further("conformal", _conformal_columns(run), _pooled_first(run), headline),
         **_first_and_further("truth", TRUTH_COLUMNS, truth),
@@ -156,10 +151,9 @@ def _first_and_further(
     columns: Sequence[Column[Row]],
     rows: Sequence[Row],
     predictor: str | None = None,
-    role: Role | None = None,
 ) -> dict[str, PageTable]:
     """Make the table of the rows that are read first, and that of the others."""
-    reading = _read_first(rows, predictor, role)
+    reading = _read_first(rows, predictor)
     return {
         name: _without_lone_predictor(columns, reading.first),
         f"further_{name}": _without_lone_predictor(columns, reading.further),
@@ -182,14 +176,30 @@ def _measured_subgroups(run: Summary) -> list[SubgroupRecord]:
     return sorted(rows, key=lambda row: (row.attribute, row.value))
 
 
-def _subgroup_columns(run: Summary) -> tuple[Column[SubgroupRecord], ...]:
-    return (
+def _subgroup_tables(run: Summary) -> dict[str, PageTable]:
+    """Show risks of subgroups of the answering role where they are known, folded every measure."""
+    rows = _measured_subgroups(run)
+    role = headline_role(run)
+    reading = _read_first(
+        rows, headline_predictor(run), role if any(row.role == role for row in rows) else None
+    )
+    what: tuple[Column[SubgroupRecord], ...] = (
         Column("Subgroup", lambda row: f"{row.attribute}: {row.value}", in_words=True),
         WHERE,
         PREDICTOR,
         RECORDS,
-        *measure_columns(run.measures.first[:MOST_OF_SUBGROUPS]),
     )
+    measures = measure_columns(run.measures.first[:MOST_OF_SUBGROUPS])
+    has_risks = any(row.mean_risk is not None for row in reading.first)
+    rates = Column[SubgroupRecord](f"Of 100 patients, {event(run)}", rates_cell, in_words=True)
+    first: tuple[Column[SubgroupRecord], ...] = (*what, *measures)
+    if has_risks:
+        first = (*what, rates, AUROC)
+    further = reading.first + reading.further if has_risks else reading.further
+    return {
+        "subgroups": _without_lone_predictor(first, reading.first),
+        "further_subgroups": _without_lone_predictor((*what, *measures), further),
+    }
 
 
 def _pooled_first(run: Summary) -> list[ConformalRecord]:

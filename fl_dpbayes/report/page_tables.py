@@ -202,6 +202,20 @@ def metric_cell(row: CalibrationRecord, key: str, write: Write) -> Cell:
     return write(row.metric(key)), ends
 
 
+def rates_cell(row: CalibrationRecord) -> Cell:
+    """Say how many of 100 patients were predicted to have the event, and how many had it."""
+    if row.mean_risk is None or row.event_rate is None:
+        return "hidden by noise", ""
+    ends = known_ends(row.intervals.get("event_rate"))
+    between = "" if ends is None else f"{100 * ends[0]:.0f} to {100 * ends[1]:.0f}"
+    return f"predicted {of_100(row.mean_risk)}, happened {of_100(row.event_rate)}", between
+
+
+def of_100(share: float) -> str:
+    """Write how many of 100 patients a share is; between 0 and 1 with one place."""
+    return points(share) if 0 < share < 0.01 else f"{100 * share:.0f}"
+
+
 def metric_title(metric: Metric) -> str:
     """Write a metric's name and its unit, but for shares, which stand in percentage points."""
     unit = ", nats" if metric.unit == "nats" else ""

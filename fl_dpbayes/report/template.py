@@ -144,9 +144,8 @@ RUN_CALIBRATION = """\
 {% if not calibration.rows %}<p>No calibration was measured.</p>{% endif %}
 {% if verdicts %}
 {% if verdicts.gaps %}<p>{{ verdicts.gaps }}</p>{% endif %}
-<p class="note">Risks are of {{ words.event(run) }}. Curve: how often it happened at each \
-predicted \
-risk, with its 95%
+<p class="note">Risks are of {{ words.event(run) }}, by the {{ headline }}.
+Curve: how often it happened at each predicted risk, with its 95%
 band; on the dashed line risks are calibrated. Where few patients tell no curve, points with \
 intervals.
 {% if verdicts.folded.rows %}Drawn are the hospitals of the first table.{% endif %}</p>
@@ -161,8 +160,8 @@ RUN_SUBGROUPS = """\
 {% if subgroups.rows %}
 <h2 id="subgroups">Subgroups</h2>
 {{ table(subgroups, "Calibration of each subgroup", "whole") }}
-<p class="note">{{ run.measures.note }} Compare intervals, not values: of twenty 95% intervals one \
-misses by chance.</p>
+<p class="note">{{ "Small: 95% intervals." if verdicts else run.measures.note }} Compare \
+intervals, not values: of twenty 95% intervals one misses by chance.</p>
 {{ further(further_subgroups, "All subgroups, by every predictor") -}}
 {% endif %}
 """

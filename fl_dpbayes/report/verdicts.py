@@ -14,12 +14,13 @@ from fl_dpbayes.calibration import (
 )
 from fl_dpbayes.config import counted
 from fl_dpbayes.report.hospitals import HospitalVerdict, hospital_verdicts, most_telling
-from fl_dpbayes.report.numbers import UNDEFINED, count, decimal, known_ends, points, unbroken
+from fl_dpbayes.report.numbers import UNDEFINED, count, decimal, known_ends, unbroken
 from fl_dpbayes.report.page_tables import (
-    Cell,
     Column,
     PageTable,
     metric_cell,
+    of_100,
+    rates_cell,
     table_of,
 )
 from fl_dpbayes.report.summary import Summary
@@ -85,7 +86,7 @@ def verdict_columns(event_name: str) -> tuple[Column[HospitalVerdict], ...]:
         event_name: What the risks are of.
     """
     rates = Column[HospitalVerdict](
-        f"Of 100 patients, {event_name}", lambda hospital: _rates(hospital.row), in_words=True
+        f"Of 100 patients, {event_name}", lambda hospital: rates_cell(hospital.row), in_words=True
     )
     return (HOSPITAL, SEEN, rates, ORDER, PATIENTS)
 
@@ -93,16 +94,7 @@ def verdict_columns(event_name: str) -> tuple[Column[HospitalVerdict], ...]:
 def _narrow_rates(row: CalibrationRecord) -> str:
     if row.mean_risk is None or row.event_rate is None:
         return UNDEFINED
-    return f"{_of_100(row.mean_risk)}, {_of_100(row.event_rate)}"
-
-
-def _rates(row: CalibrationRecord) -> Cell:
-    """Say how many of 100 patients were predicted to have the event, and how many had it."""
-    if row.mean_risk is None or row.event_rate is None:
-        return "hidden by noise", ""
-    ends = known_ends(row.intervals.get("event_rate"))
-    between = "" if ends is None else f"{100 * ends[0]:.0f} to {100 * ends[1]:.0f}"
-    return f"predicted {_of_100(row.mean_risk)}, happened {_of_100(row.event_rate)}", between
+    return f"{of_100(row.mean_risk)}, {of_100(row.event_rate)}"
 
 
 def _gaps(shown: Sequence[HospitalVerdict]) -> str:
@@ -120,11 +112,6 @@ def _gaps(shown: Sequence[HospitalVerdict]) -> str:
     least, most = min(gaps), max(gaps)
     span = f"{most}" if least == most else f"{least} to {most}"
     return f"Where the model {where}, risks differ from what happened by {span} of 100 patients."
-
-
-def _of_100(share: float) -> str:
-    """Write how many of 100 patients a share is; between 0 and 1 with one place."""
-    return points(share) if 0 < share < 0.01 else f"{100 * share:.0f}"
 
 
 def verdict_counts(hospitals: Sequence[HospitalVerdict]) -> str:

@@ -38,20 +38,10 @@ VERDICT_RULES: Mapping[Verdict, str] = {
     "does not fit": "There is hardly any order (AUROC below 0.6).",
     "too few to tell": "The patients seen so far leave it open.",
 }
-VERDICT_BASIS = "Read off 95% intervals, for patients like those tested. This is no medical device."
 FOR_RESEARCH = "For research: not for decisions about a patient. This is no medical device."
 SMALL_PRINT = (
     "Small print: 95% intervals, off which the words are read, for patients like those tested. "
-    '"Fits here" says that no large error was seen. This is no medical device.'
-)
-VERDICT_NOTE = " ".join(
-    [
-        *(
-            f"{word.capitalize()}: {rule[0].lower()}{rule[1:]}"
-            for word, rule in VERDICT_RULES.items()
-        ),
-        VERDICT_BASIS,
-    ]
+    '"Fits here" says that no large error was seen.'
 )
 # A share of the budget: a site that spent more than this left nothing worth a note.
 MOST_OF_BUDGET = 0.98

@@ -10,6 +10,7 @@ from fl_dpbayes.calibration import MOST_SHOWN
 from fl_dpbayes.config import PREDICTORS
 from fl_dpbayes.report.answer import answer
 from fl_dpbayes.report.hospitals import hospital_verdicts
+from fl_dpbayes.report.measure_tables import measure_tables
 from fl_dpbayes.report.page import write_report
 from fl_dpbayes.report.summary import parse_summary
 from fl_dpbayes.report.term_links import link_terms
@@ -159,6 +160,12 @@ def test_unfolded_text_tells_of_risks_and_nobody_reads_of_made_up_sites(page_of,
     )
     for told in ("risks differ from what happened by", "For research: not for decisions"):
         assert told in unfolded
+    # So does the table of subgroups; every measure of them is folded.
+    for row in summary["subgroups"]:
+        row |= {"predictor": "posterior", "mean_risk": 0.4, "event_rate": 0.3}
+    tables = measure_tables(parse_summary(summary))
+    assert tables["subgroups"].columns[-2:] == ("Of 100 patients, dead or dependent", "AUROC")
+    assert "RMS debiased" in tables["further_subgroups"].columns
     # Every hospital spent the same, so the sentence above the table says it all.
     assert "hospital-1 144" not in unfolded
     assert "Each site, all alike" in unfolded
