@@ -2,12 +2,13 @@
 
 from pathlib import Path
 
+from fl_dpbayes.calibration import CalibrationRecord
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.report import wording
 from fl_dpbayes.report.answer import off_by
 from fl_dpbayes.report.figures import draw_figures
 from fl_dpbayes.report.page import write_page
-from fl_dpbayes.report.page_tables import all_metrics_table, facts
+from fl_dpbayes.report.page_tables import all_metrics_table, facts, risk_gap
 from fl_dpbayes.report.summary import Summary
 from fl_dpbayes.report.template import BEGIN, END, FACTS
 from fl_dpbayes.report.verdicts import verdicts
@@ -56,10 +57,18 @@ def write_evaluation(folder: Path, run: Summary) -> Path:
         EVALUATION,
         title=f"{run.scenario} on {row.site}",
         row=row,
-        off_by=off_by(row),
+        off_by=_off_by(row),
         verdicts=verdicts(run),
         words=wording,
         metrics=all_metrics_table([row], run.measures),
         facts=facts(run),
         **draw_figures(folder, run, curves=()),
     )
+
+
+def _off_by(row: CalibrationRecord) -> str:
+    """Say how far risks of an event are off, or else the probabilities."""
+    gap = risk_gap(row)
+    if gap is None:
+        return off_by(row)
+    return f"risks differ from what happened by {gap} of 100 patients"

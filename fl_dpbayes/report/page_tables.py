@@ -216,6 +216,13 @@ def of_100(share: float) -> str:
     return points(share) if 0 < share < 0.01 else f"{100 * share:.0f}"
 
 
+def risk_gap(row: CalibrationRecord) -> int | None:
+    """Return by how many of 100 patients the two whole numbers of `rates_cell` differ."""
+    if row.mean_risk is None or row.event_rate is None:
+        return None
+    return abs(round(100 * row.mean_risk) - round(100 * row.event_rate))
+
+
 def metric_title(metric: Metric) -> str:
     """Write a metric's name and its unit, but for shares, which stand in percentage points."""
     unit = ", nats" if metric.unit == "nats" else ""

@@ -21,6 +21,7 @@ from fl_dpbayes.report.page_tables import (
     metric_cell,
     of_100,
     rates_cell,
+    risk_gap,
     table_of,
 )
 from fl_dpbayes.report.summary import Summary
@@ -101,12 +102,8 @@ def _gaps(shown: Sequence[HospitalVerdict]) -> str:
     """Say how far risks are from what happened, at rows of hospitals that did not train if any."""
     unseen = [hospital for hospital in shown if hospital.row.role != "train"]
     where = "did not train" if unseen else "trained"
-    # Of the whole numbers that the rows show.
-    gaps = [
-        abs(round(100 * row.mean_risk) - round(100 * row.event_rate))
-        for row in (hospital.row for hospital in unseen or shown)
-        if row.mean_risk is not None and row.event_rate is not None
-    ]
+    optional_gaps = [risk_gap(hospital.row) for hospital in unseen or shown]
+    gaps = [gap for gap in optional_gaps if gap is not None]
     if not gaps:
         return ""
     least, most = min(gaps), max(gaps)

@@ -6,6 +6,7 @@ import pytest
 
 from fl_dpbayes.calibration import MOST_SHOWN, CalibrationRecord, verdict
 from fl_dpbayes.report.answer import answer
+from fl_dpbayes.report.evaluation_page import write_evaluation
 from fl_dpbayes.report.glossary import VERDICTS
 from fl_dpbayes.report.hospitals import HospitalVerdict, hospital_verdicts
 from fl_dpbayes.report.numbers import unbroken
@@ -107,6 +108,15 @@ def test_one_sentence_says_how_far_the_shown_rows_are_off(told):
         "Where the model did not train, risks differ from what happened by 10 to 26 of 100 "
         "patients."
     )
+
+
+def test_the_page_of_one_evaluation_tells_of_risks_too(told, tmp_path, monkeypatch):
+    none: dict = {name: [] for name in ("panels", "reliability", "other_figures")}
+    monkeypatch.setattr("fl_dpbayes.report.evaluation_page.draw_figures", lambda *_, **__: none)
+    told["calibration"] = [row("b", "held_out", "recalibrate first", risk=0.46)]
+    page = write_evaluation(tmp_path / "page", parse_summary(told)).read_text(encoding="utf-8")
+    assert "On 200 records risks differ from what happened by 26 of 100 patients." in page
+    assert "For research: not for decisions about a patient." in page
 
 
 def hospital(word, **intervals):
