@@ -122,6 +122,9 @@ class ChainRelease:
     def predict_proba(self, features: Values | Loadable) -> npt.NDArray[np.float64]:
         """Average the class probabilities of the stretch's samples.
 
+        With coupling "constant" the samples are averaged as in DP-SGD: how far they spread follows
+        the privacy noise and is not the posterior's uncertainty.
+
         Args:
             features: N records, (N, *shape), or a data set of (features, label).
 
@@ -136,6 +139,9 @@ class ChainRelease:
 
     def to_arviz(self) -> Any:
         """Return the samples as ArviZ takes them, as one chain.
+
+        With coupling "constant" their spread follows the privacy noise and is not the posterior's
+        uncertainty.
 
         Raises:
             UserError: If the stretch kept no sample, or ArviZ is not installed.

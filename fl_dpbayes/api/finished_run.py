@@ -112,6 +112,9 @@ class Run:
     def predict_proba(self, new: NewData | Loadable) -> "Probabilities":
         """Predict new records with the posterior.
 
+        With coupling "constant" the samples are averaged as in DP-SGD: how far they spread
+        (`epistemic_uncertainty`) follows the privacy noise and is not the posterior's uncertainty.
+
         Args:
             new: A DataFrame with the columns that the run's own records had, an array (N, ...) of
                 their shape, a data set of (features, label), or the path of a file, as `fl-dpbayes

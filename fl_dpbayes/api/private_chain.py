@@ -252,15 +252,22 @@ def private_chain(
         module: As of `PrivateChain`.
         data: As of `PrivateChain`.
         privacy: As of `PrivateChain`.
-        **keys: All else that `PrivateChain` takes.
+        **keys: All else that `PrivateChain` takes; `rounds` is 1.
 
     Returns:
-        What the first stretch leaves, by default the whole chain.
+        What the whole chain leaves.
 
     Raises:
-        UserError: As of `PrivateChain`.
+        UserError: As of `PrivateChain`, or if there are more rounds than the one that is run.
     """
-    return PrivateChain(module, data, privacy, **keys).advance()
+    chain = PrivateChain(module, data, privacy, **keys)
+    if chain._plan.rounds > 1:
+        raise UserError(
+            f"rounds is {chain._plan.rounds}: private_chain runs all its steps in one round: write "
+            f"steps_per_round={chain._plan.total_steps}, or go round by round with "
+            "fl.PrivateChain(...).advance()"
+        )
+    return chain.advance()
 
 
 @contextmanager

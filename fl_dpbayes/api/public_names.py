@@ -8,16 +8,23 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
 
-from fl_dpbayes.api import strategies
-from fl_dpbayes.api.chain_release import ChainRelease, predict_proba
-from fl_dpbayes.api.finished_run import Run, load_run
-from fl_dpbayes.api.frames import sites_from_arrays, sites_from_datasets, sites_from_frame
-from fl_dpbayes.api.from_python import simulate
+from fl_dpbayes.api import strategies as strategies
+from fl_dpbayes.api.chain_release import ChainRelease as ChainRelease
+from fl_dpbayes.api.chain_release import predict_proba as predict_proba
+from fl_dpbayes.api.finished_run import Run as Run
+from fl_dpbayes.api.finished_run import load_run as load_run
+from fl_dpbayes.api.frames import sites_from_arrays as sites_from_arrays
+from fl_dpbayes.api.frames import sites_from_datasets as sites_from_datasets
+from fl_dpbayes.api.frames import sites_from_frame as sites_from_frame
+from fl_dpbayes.api.from_python import simulate as simulate
 from fl_dpbayes.api.keywords import check_keywords
-from fl_dpbayes.api.opacus_accountant import register_opacus_accountant
-from fl_dpbayes.api.private_chain import PrivateChain, private_chain
+from fl_dpbayes.api.opacus_accountant import (
+    register_opacus_accountant as register_opacus_accountant,
+)
+from fl_dpbayes.api.private_chain import PrivateChain as PrivateChain
+from fl_dpbayes.api.private_chain import private_chain as private_chain
 from fl_dpbayes.config import aggregation, plan, read_record, sampler, task
-from fl_dpbayes.errors import UserError
+from fl_dpbayes.errors import UserError as UserError
 
 
 class _RecordFace(type):

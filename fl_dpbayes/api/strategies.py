@@ -89,10 +89,16 @@ class FALD(FedAvg):
             **fedavg: What `flwr.serverapp.strategy.FedAvg` takes, such as fraction_train.
 
         Raises:
-            UserError: If a keyword is unknown.
+            UserError: If a keyword is unknown, or a value would fail in a round.
         """
         own_keys = ("rule", "burn_in", "thinning", "on_round", "on_sample")
         check_keywords("FALD", fedavg, [*FedAvgKeys.__annotations__, *own_keys])
+        _check_rule(rule)
+        _check_rounds("burn_in", burn_in, least=0)
+        _check_rounds("thinning", thinning, least=1)
+        for name, function in {"on_round": on_round, "on_sample": on_sample}.items():
+            if not callable(function):
+                raise UserError(f"{name} is {function!r}: give a function, or leave it out")
         super().__init__(**fedavg)
         self.rule = rule or aggregation.FALD(rule="fald")
         self.burn_in = burn_in
@@ -272,6 +278,19 @@ class FALD(FedAvg):
         """Return a metric of 0 or more of every site; nothing where one does not have it."""
         values = {site: metrics.get(name, -1) for site, metrics in self._metrics.items()}
         return values if min(values.values()) >= 0 else {}
+
+
+def _check_rule(rule: object) -> None:
+    if not isinstance(rule, aggregation.FALD | None):
+        raise UserError(
+            f"rule is {str(rule)[:60]!r}: write rule=fl.FALD(robust='median', "
+            "site_weights='uniform'), rule=fl.FALD(), or leave it out"
+        )
+
+
+def _check_rounds(name: str, value: object, least: int) -> None:
+    if not isinstance(value, int) or value < least:
+        raise UserError(f"{name} is {value!r}: give a whole number of rounds, {least} or more")
 
 
 def _words_of(code: int) -> str:

@@ -1,7 +1,7 @@
 """The plan of a whole training run, fixed in its first request."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
@@ -141,6 +141,10 @@ class Privacy(PrivacyPlan):
     more noise, it is as much hotter. `simulate` takes only what was given.
     """
 
+    epsilon: PositiveFloat = Field(
+        description="the most that may be spent, also beside noise_multiplier: write "
+        "fl.Privacy(epsilon=4, delta=1e-4)"
+    )
     coupling: NoiseCoupling = "floor"
     temperature: PositiveFloat | None = 1.0
     sampling_rate: SamplingRate = 0.1
@@ -151,6 +155,12 @@ class Privacy(PrivacyPlan):
         if isinstance(content, dict) and content.get("coupling", "floor") != "floor":
             return {"temperature": None} | content
         return content
+
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        """Show what was given: `simulate` takes no other key."""
+        for name, value in super().__repr_args__():
+            if name in self.model_fields_set and value is not None:
+                yield name, value
 
 
 class NoPrivacyPlan(Config):

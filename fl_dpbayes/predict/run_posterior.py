@@ -69,7 +69,8 @@ class RunPosterior:
         Chains are the sites', by name (`north`, or `north 1`, `north 2` where each ran several),
         where the rule keeps them; of a rule that averages the sites in every round they are the
         averaged ones. Chains of unequal length lose their first draws. ArviZ counts draws alike:
-        `sample_stats.weights` says where the run does not.
+        `sample_stats.weights` says where the run does not. With coupling "constant" their spread
+        follows the privacy noise and is not the posterior's uncertainty.
 
         Returns:
             `arviz.InferenceData`: variables (chain, draw, *shape), weights and temperatures; from

@@ -244,6 +244,29 @@ def test_other_data_are_refused_with_what_to_pass_and_no_number_of_records(said:
     assert "400" not in str(error.value)
 
 
+def test_one_call_refuses_rounds_that_nothing_would_run_before_it_spends() -> None:
+    position: dict[str, Any] = {}
+    with pytest.raises(
+        UserError, match=r"rounds is 10: .* write steps_per_round=300, or .*advance"
+    ):
+        fl.private_chain(
+            nn.Linear(3, 2),
+            (FEATURES, LABELS),
+            PRIVACY,
+            position=position,
+            rounds=10,
+            steps_per_round=30,
+        )
+    assert not position
+
+
+def test_a_budget_shows_what_was_named_and_is_needed_beside_noise() -> None:
+    assert repr(fl.Privacy(epsilon=4, delta=1e-4)) == "Privacy(epsilon=4.0, delta=0.0001)"
+    assert repr(PRIVACY) == "Privacy(epsilon=2.0, delta=0.001, coupling='constant')"
+    with pytest.raises(UserError, match=r"'epsilon' is missing: .* beside noise_multiplier: write"):
+        fl.Privacy(noise_multiplier=1.1, delta=1e-4)
+
+
 REFUSED: dict[str, dict[str, Any]] = {
     "GroupNorm": {"module": nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))},
     "keeps something of the records": {"module": ActNorm(3, 2)},

@@ -85,6 +85,25 @@ def test_a_misspelt_keyword_and_an_app_of_before_are_told_what_to_write(
 
 
 @pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"rule": "median"}, r"rule is 'median': write rule=fl.FALD\(robust=.median., "),
+        ({"rule": fl.FedAvg()}, r"rule is '.*fedavg.*: write rule=fl.FALD\("),
+        ({"burn_in": -1}, "burn_in is -1: give a whole number of rounds, 0 or more"),
+        ({"burn_in": 0.5}, "burn_in is 0.5: give a whole number"),
+        ({"thinning": 0}, "thinning is 0: give a whole number of rounds, 1 or more"),
+        ({"on_round": 3}, r"on_round is 3: give a function, or leave it out"),
+    ],
+)
+def test_what_would_fail_in_a_round_is_refused_before_sites_spend(
+    keys: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(fl.UserError, match=message):
+        fl.strategies.FALD(**keys)
+    assert fl.strategies.FALD(rule=fl.FALD(robust="median", site_weights="uniform")).burn_in == 0
+
+
+@pytest.mark.parametrize(
     "bad",
     [
         Error(code=3, reason="\x1b[31mMrs Smith"),
