@@ -283,7 +283,7 @@ class FALD(FedAvg):
 def _check_rule(rule: object) -> None:
     if not isinstance(rule, aggregation.FALD | None):
         raise UserError(
-            f"rule is {str(rule)[:60]!r}: write rule=fl.FALD(robust='median', "
+            f"rule is {repr(rule)[:60]}: write rule=fl.FALD(robust='median', "
             "site_weights='uniform'), rule=fl.FALD(), or leave it out"
         )
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
 
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.models.code_behind import reaches_compiled_code
@@ -174,9 +175,8 @@ def _check_each_by_itself(module: nn.Module, records: Tensor, named: str, width:
     again = _outputs(module, records, named=named, width=width)
     if not torch.equal(together, again):
         raise UserError(
-            f"{named} gives the same records different logits when it is called again: leave out "
-            "what changes it or draws random numbers (for dropout: model.kind 'mlp' or 'cnn', "
-            "sampler.kind 'dp-mc-dropout')"
+            f"{named} gives the same records different logits when it is called again: "
+            f"{_remedy_of_changes(module)}"
         )
 
     def outputs_of(record: Tensor) -> Tensor:
@@ -190,6 +190,16 @@ def _check_each_by_itself(module: nn.Module, records: Tensor, named: str, width:
             f"{named} gives a record other logits when other records are beside it, so clipping "
             "per record bounds nothing: compute each row by itself"
         )
+
+
+def _remedy_of_changes(module: nn.Module) -> str:
+    for name, layer in module.named_modules():
+        if isinstance(layer, _DropoutNd) and layer.training and layer.p:
+            return (
+                f"layer {name!r} ({type(layer).__name__}) draws masks: set its p = 0, or choose "
+                "model.kind 'mlp' or 'cnn' with sampler.kind 'dp-mc-dropout'"
+            )
+    return "leave out what changes it or draws random numbers"
 
 
 def _check_guards(module: nn.Module, records: Tensor, named: str) -> None:

@@ -185,7 +185,8 @@ def checked_shapes(model: ModuleModel, input_shape: tuple[int, ...], outputs: in
         UserError: As `own_module`; or, with the remedy, the module mixes records, changes from call
             to call, or does not return (N, classes).
     """
-    title = f"model.factory {model.factory!r}: the module"
+    is_object = model.factory.startswith(PROVIDED)
+    title = "the module" if is_object else f"model.factory {model.factory!r}: the module"
     if math.isinf(_unbuilt_size(model)):
         raise UserError(f"{title} cannot be counted {ON_META}")
     without_weights = model.model_copy(update={"weights": None})

@@ -88,7 +88,7 @@ def test_a_misspelt_keyword_and_an_app_of_before_are_told_what_to_write(
     ("keys", "message"),
     [
         ({"rule": "median"}, r"rule is 'median': write rule=fl.FALD\(robust=.median., "),
-        ({"rule": fl.FedAvg()}, r"rule is '.*fedavg.*: write rule=fl.FALD\("),
+        ({"rule": fl.FedAvg()}, r"rule is FedAvg\(.*: write rule=fl.FALD\("),
         ({"burn_in": -1}, "burn_in is -1: give a whole number of rounds, 0 or more"),
         ({"burn_in": 0.5}, "burn_in is 0.5: give a whole number"),
         ({"thinning": 0}, "thinning is 0: give a whole number of rounds, 1 or more"),
