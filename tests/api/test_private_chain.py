@@ -21,6 +21,7 @@ from fl_dpbayes.api.labelled_records import labelled_arrays
 from fl_dpbayes.config.sampler import SGLD, ConstantStepSize
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.files.folder_lock import folder_lock
+from fl_dpbayes.predict.run_posterior import RunPosterior
 from fl_dpbayes.samplers.chain import ChainDivergedError
 from tests.models.test_own_module import ActNorm
 
@@ -131,6 +132,21 @@ def test_a_release_is_short_to_look_at_and_says_what_was_not_spent(release) -> N
     spared = fl.private_chain(nn.Linear(3, 2), (FEATURES, LABELS), cool, steps_per_round=10)
     assert "the budget of 100 is not used up, as temperature" in repr(spared)
     assert "the whole plan costs 2" in repr(planned().advance())
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        fl.Run.predict_proba,
+        RunPosterior.to_arviz,
+        fl.ChainRelease.predict_proba,
+        fl.ChainRelease.to_arviz,
+    ],
+)
+def test_help_says_that_spread_under_constant_noise_is_no_uncertainty(method) -> None:
+    assert "the privacy noise and is not the posterior's uncertainty" in " ".join(
+        method.__doc__.split()
+    )
 
 
 def test_samples_are_states_of_the_module(release) -> None:
