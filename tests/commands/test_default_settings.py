@@ -66,4 +66,5 @@ def test_a_run_by_default_warns_of_its_constants_alone(tmp_path, command) -> Non
     assert warning.startswith("Constants of data.source were taken from the records")
     assert said.count("warning:") == 1
     assert len(read_run(run).stored.samples.weights) >= 50
-    assert "samples are averaged as in DP-SGD" in " ".join(said.split())
+    page = (run / "report.html").read_text(encoding="utf-8")
+    assert "samples are averaged as in DP-SGD" in " ".join(page.split())
