@@ -88,7 +88,7 @@ def rows(sizes: Sizes) -> Mapping[str, Callable[[], Record]]:
             command, "simulate", "digits", "--engine", sizes.engine
         ),
         "a mistyped scenario": partial(command, "simulate", "digist"),
-        "quickstart, first line of a round through Flower": first_line,
+        "stroke-uk, first line of a round through Flower": first_line,
         "an empty app, first line of a round through Flower": first_line_of_an_empty_app,
     }
 
@@ -249,7 +249,7 @@ def first_line() -> Record:
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         events = EventReader(Path(folder, "run", EVENTS_FILE))
-        call = [*COMMAND, "simulate", "quickstart", "--out", f"{folder}/run"]
+        call = [*COMMAND, "simulate", "stroke-uk", "--out", f"{folder}/run"]
         with subprocess.Popen(call, stdout=subprocess.DEVNULL) as process:
             while all(event["event"] != "site" for event in events.new_events()):
                 if process.poll() is not None:
@@ -263,7 +263,7 @@ def first_line() -> Record:
 def first_line_of_an_empty_app() -> Record:
     """Return the seconds to the first line of an app that does nothing on as many sites."""
     start = time.time()
-    sites = len(load_scenario("quickstart").sites)
+    sites = len(load_scenario("stroke-uk").sites)
     from fl_dpbayes.engine.flower_engine import EVENTS_FILE, run_flower, write_app
 
     def write_empty(app: Path) -> Path:

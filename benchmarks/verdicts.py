@@ -136,7 +136,9 @@ def federation_row(hospitals: Sequence[Hospital]) -> dict[str, float]:
     `called off, calibrated` of these wrongly.
     """
     told = Counter(hospital.word for hospital in hospitals)
-    shown = sorted(hospitals, key=lambda hospital: telling_order(hospital.values))[:MOST_SHOWN]
+    shown = sorted(hospitals, key=lambda hospital: telling_order(hospital.values, trained=False))[
+        :MOST_SHOWN
+    ]
     called_off = [hospital for hospital in hospitals if hospital.word in CLEARLY_OFF]
     return {
         **{word: told[word] for word in WORDS},

@@ -85,16 +85,20 @@ def recommended_predictor(measured: Collection[str]) -> str:
     return "last"
 
 
-def telling_order(values: CalibrationValues) -> tuple[bool, float]:
+def telling_order(values: CalibrationValues, *, trained: bool) -> tuple[bool, bool, float]:
     """Return by what hospitals are sorted of which few can be shown: the most telling first.
 
-    Those that are clearly off come first, then those whose mean risk is farthest from the share of
-    patients with the event.
+    Those that are clearly off come first, then those that took no part, then those whose mean risk
+    is farthest from the share of patients with the event.
+
+    Args:
+        values: Of one predictor at one hospital.
+        trained: Whether the hospital took part in training.
     """
     gap = 0.0
     if values.mean_risk is not None and values.event_rate is not None:
         gap = abs(values.mean_risk - values.event_rate)
-    return verdict(values) not in CLEARLY_OFF, -gap
+    return verdict(values) not in CLEARLY_OFF, trained, -gap
 
 
 def _known(ends: Ends) -> tuple[float, float] | None:

@@ -1,9 +1,7 @@
 """Figures of hospitals: all in one, and the calibration of each."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import product
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -19,19 +17,8 @@ from fl_dpbayes.report.page_tables import metric_cell
 
 MOST_NAMED = 6
 LONGEST_NAME = 18
-# In widths and heights of the axes: of a letter, half of a name's height, a dot with room around
-# it, a dot's radius.
-LETTER_WIDTH = 0.019
-LABEL_HALF = 0.024
-DOT = 0.016
-RADIUS = 0.011
-LABEL_DISTANCES = (0.05, 0.08, 0.12, 0.17, 0.23, 0.3, 0.37, 0.45)
-# Away from the dashed line first.
-LABEL_TURNS = tuple(
-    middle + math.pi * step / 24
-    for step in (0, 1, -1, 2, -2, 3, -3, 4, -4, 5, -5, 6, -6, 7, -7, 8, -8, 9, -9, 10, -10)
-    for middle in (0.75 * math.pi, -0.25 * math.pi)
-)
+# Of names beside the axes, in heights of these.
+NAMES_APART = 0.055
 
 
 @dataclass(frozen=True)
@@ -149,20 +136,7 @@ def hospitals_figure(rows: Sequence[CalibrationRecord], title: str, subtitle: st
     farthest = sorted(rows, key=lambda row: -abs((row.mean_risk or 0) - (row.event_rate or 0)))
     unseen = [row for row in farthest if row.role != "train"]
     named = (unseen or farthest)[:MOST_NAMED]
-    dots = [(row.mean_risk or 0, row.event_rate or 0) for row in [*named, *rows]]
-    names = [look.short(row.site, LONGEST_NAME) for row in named]
-    for name, dot, place in zip(names, dots, label_places(names, dots), strict=False):
-        if place is not None:
-            axes.annotate(
-                name,
-                dot,
-                xytext=place,
-                ha="center",
-                va="center",
-                size=7,
-                color=INK,
-                arrowprops={"arrowstyle": "-", "color": MUTED, "linewidth": 0.5, "shrinkB": 2},
-            )
+    _name_beside(axes, named)
     axes.text(0.03, 0.955, "above the line: risks too low", size=7.5, color=MUTED, va="top")
     axes.text(0.985, 0.03, "below: risks too high", size=7.5, color=MUTED, ha="right")
     axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="predicted, of 100 patients", title="happened")
@@ -171,83 +145,37 @@ def hospitals_figure(rows: Sequence[CalibrationRecord], title: str, subtitle: st
     return figure
 
 
-def label_places(
-    names: Sequence[str], dots: Sequence[tuple[float, float]]
-) -> list[tuple[float, float] | None]:
-    """Choose where the names of dots stand: each near its dot, on no other dot or name.
+def _name_beside(axes: Axes, rows: Sequence[CalibrationRecord]) -> None:
+    """Write names to the right of the axes, where no dot is, with a line to each one's dot."""
+    by_height = sorted(rows, key=lambda row: row.event_rate or 0)
+    heights = heights_apart([row.event_rate or 0 for row in by_height])
+    for row, height in zip(by_height, heights, strict=True):
+        axes.annotate(
+            look.short(row.site, LONGEST_NAME),
+            (row.mean_risk or 0, row.event_rate or 0),
+            xytext=(1.04, height),
+            va="center",
+            size=7,
+            color=INK,
+            arrowprops={"arrowstyle": "-", "color": MUTED, "linewidth": 0.5, "shrinkB": 2},
+            annotation_clip=False,
+        )
+
+
+def heights_apart(heights: Sequence[float]) -> list[float]:
+    """Move heights apart as far as names need, none above the axes.
 
     Args:
-        names: Of the first dots.
-        dots: (across, up) of all dots, in [0, 1].
+        heights: From low to high, in [0, 1].
 
     Returns:
-        The middle of each name; None where there is no room.
+        The same order, `NAMES_APART` or more from each other, at most 1.
     """
-    places: list[tuple[float, float] | None] = []
-    # Two texts stand in corners.
-    taken = [_Box(0.0, 0.9, 0.62, 1.0), _Box(0.5, 0.0, 1.0, 0.08)]
-    for name, dot in zip(names, dots, strict=False):
-        half = len(name) * LETTER_WIDTH / 2
-        place = None
-        for distance, turn in product(LABEL_DISTANCES, LABEL_TURNS):
-            # A name is wide and low, so it may stand nearer above its dot than beside it.
-            across = dot[0] + math.cos(turn) * (distance + half)
-            up = dot[1] + math.sin(turn) * distance
-            box = _Box(across - half, up - LABEL_HALF, across + half, up + LABEL_HALF)
-            edge = (min(max(dot[0], box.left), box.right), min(max(dot[1], box.low), box.high))
-            if box.is_free(taken, dots) and not _passes(dot, edge, dots):
-                place = (across, up)
-                taken.append(box)
-                break
-        places.append(place)
-    return places
-
-
-@dataclass(frozen=True)
-class _Box:
-    """What a name covers."""
-
-    left: float
-    low: float
-    right: float
-    high: float
-
-    def is_free(self, taken: Sequence["_Box"], dots: Sequence[tuple[float, float]]) -> bool:
-        """Say whether it lies within the axes, on no other box and no dot."""
-        return (
-            self.left >= 0
-            and self.right <= 1
-            and self.low >= 0
-            and self.high <= 1
-            and not any(
-                self.left < other.right
-                and other.left < self.right
-                and self.low < other.high
-                and other.low < self.high
-                for other in taken
-            )
-            and not any(
-                self.left - DOT < across < self.right + DOT
-                and self.low - DOT < up < self.high + DOT
-                for across, up in dots
-            )
-        )
-
-
-def _passes(
-    start: tuple[float, float], end: tuple[float, float], dots: Sequence[tuple[float, float]]
-) -> bool:
-    """Say whether a line from a dot to its name passes over another dot."""
-    length = math.dist(start, end)
-    for dot in dots:
-        # A dot that covers its own is passed whichever way the line goes.
-        if math.dist(dot, start) < RADIUS or not length:
-            continue
-        along = sum(
-            (there - here) * (at - here) for here, there, at in zip(start, end, dot, strict=True)
-        )
-        share = min(1.0, max(0.0, along / length**2))
-        nearest = [here + share * (there - here) for here, there in zip(start, end, strict=True)]
-        if math.dist(nearest, dot) < RADIUS:
-            return True
-    return False
+    apart: list[float] = []
+    for height in heights:
+        apart.append(max(height, apart[-1] + NAMES_APART) if apart else height)
+    highest = 1.0
+    for place in reversed(range(len(apart))):
+        apart[place] = min(apart[place], highest)
+        highest = apart[place] - NAMES_APART
+    return apart

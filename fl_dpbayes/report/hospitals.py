@@ -40,15 +40,19 @@ def hospital_verdicts(run: Summary) -> list[HospitalVerdict]:
         hospitals,
         key=lambda hospital: (
             READING_ORDER.index(hospital.row.role),
-            telling_order(hospital.row),
+            _order(hospital),
         ),
     )
 
 
 def most_telling(hospitals: Sequence[HospitalVerdict]) -> list[HospitalVerdict]:
-    """Return those of many hospitals that are clearly off, then the farthest off, in order."""
+    """Return the first hospitals by `telling_order`, in the order in which they are read."""
     if len(hospitals) <= MOST_SHOWN:
         return list(hospitals)
-    by_interest = sorted(hospitals, key=lambda hospital: telling_order(hospital.row))
+    by_interest = sorted(hospitals, key=_order)
     names = {hospital.row.site for hospital in by_interest[:MOST_SHOWN]}
     return [hospital for hospital in hospitals if hospital.row.site in names]
+
+
+def _order(hospital: HospitalVerdict) -> tuple[bool, bool, float]:
+    return telling_order(hospital.row, trained=hospital.row.role == "train")

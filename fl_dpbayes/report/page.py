@@ -15,7 +15,6 @@ from fl_dpbayes.report.measure_tables import measure_tables
 from fl_dpbayes.report.model_card import model_card
 from fl_dpbayes.report.numbers import unbroken
 from fl_dpbayes.report.page_tables import FEW, facts, run_tables, spent_alike
-from fl_dpbayes.report.page_warnings import page_warnings
 from fl_dpbayes.report.run_files import read_epsilon_curves, read_summary
 from fl_dpbayes.report.stylesheet import STYLESHEET
 from fl_dpbayes.report.summary import Summary, shortened
@@ -55,7 +54,6 @@ def write_report(run_dir: Path | str) -> Path:
         facts=facts(run),
         few=FEW,
         subtitle=shortened(run.description, MOST_OF_DESCRIPTION),
-        warnings=page_warnings(run),
         spent_alike=spent_alike(run),
         card=model_card(run),
         missing=_missing_baselines(run),

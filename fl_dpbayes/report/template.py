@@ -99,11 +99,11 @@ private)\
 {% if answer.cautions %}<div class="caution">{% for text in answer.cautions %}<p>{{ text }}</p>{% \
 endfor %}</div>
 {% endif %}
-{% if warnings.shown %}
-<div class="caution" id="warnings">{% for text in warnings.shown %}<p>{{ text }}</p>\
+{% if run.warnings %}
+<div class="caution" id="warnings">{% for text in run.warnings[:3] %}<p>{{ text }}</p>\
 {% endfor %}
-{% if warnings.folded %}<details><summary>Warnings in full, for the coordinator</summary>
-{% for text in warnings.folded %}<p>{{ text }}</p>{% endfor %}</details>{% endif %}
+{% if run.warnings[3:] %}<details><summary>Further warnings</summary>
+{% for text in run.warnings[3:] %}<p>{{ text }}</p>{% endfor %}</details>{% endif %}
 </div>
 {% endif %}
 </div></div>

@@ -6,10 +6,6 @@ from collections.abc import Callable, Iterable
 from fl_dpbayes.config import RunWarning, counted
 from fl_dpbayes.report.numbers import rounded_up, significant
 
-# The page says these warnings in short (`page_warnings`).
-DECIDES = "decides what is pooled over the"
-ROLE_WORDS = {"held_out": "held-out", "train": "training"}
-
 
 def _few_samples(samples: int, least: int, chains: int, apart: str = "") -> str:
     per_chain = " per chain" if chains > 1 else ""
@@ -303,9 +299,9 @@ SENTENCES: dict[str, str | Callable[..., str]] = {
         "without it; read the sites' own rows"
     ),
     "decisive": (
-        "{site} " + DECIDES + " {sites} {role:words} sites: their {metric} is "
-        "{value:.3f} [{low:.3f}, {high:.3f}] with it and {without:.3f} without it. Sites may "
-        "differ that much, or one be broken or made up: read each row"
+        "{site} decides what is pooled over the {sites} {role:words} sites: their {metric} is "
+        "{value:.3f} [{low:.3f}, {high:.3f}] with it and {without:.3f} without it. It may have "
+        "other patients, or wrong results: read each hospital's row"
     ),
 }
 
@@ -315,7 +311,7 @@ class _SentenceFormatter(string.Formatter):
         if format_spec.startswith("count ") and isinstance(value, int):
             return counted(value, format_spec.removeprefix("count "))
         if format_spec == "words":
-            return ROLE_WORDS.get(str(value), str(value))
+            return {"held_out": "held-out", "train": "training"}.get(str(value), str(value))
         # A number that is not finite comes as text.
         if isinstance(value, str):
             return value

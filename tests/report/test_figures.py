@@ -1,11 +1,10 @@
 import re
-from itertools import combinations
 
 import numpy as np
 import pytest
 
 from fl_dpbayes.report.figure_style import DrawnFigure
-from fl_dpbayes.report.hospital_figures import label_places
+from fl_dpbayes.report.hospital_figures import NAMES_APART, heights_apart
 from fl_dpbayes.report.run_files import read_epsilon_curves
 
 NAMES = {
@@ -53,22 +52,13 @@ def test_names_from_outside_are_drawn_literally(
     assert "<b>" not in figure.inline
 
 
-def test_each_name_in_the_plot_of_hospitals_stands_on_no_dot_and_no_other_name():
-    names = [f"new-zealand-{number}" for number in range(6)]
-    generator = np.random.default_rng(2)
-    close = generator.uniform(0.45, 0.8, size=(16, 1)) + generator.normal(0, 0.05, size=(16, 2))
-    dots = [(float(across), float(up)) for across, up in close]
-    places = label_places(names, dots)
-    assert None not in places
-    boxes = [(x - 0.12, y - 0.023, x + 0.12, y + 0.023) for x, y in places]
-    for left, low, right, high in boxes:
-        assert not any(left < x < right and low < y < high for x, y in dots)
-    for one, other in combinations(boxes, 2):
-        apart = one[2] <= other[0] or other[2] <= one[0] or one[3] <= other[1] or other[3] <= one[1]
-        assert apart
-    # Where there is no room there is no name rather than one on other dots.
-    crowd = [(x / 40, y / 40) for x in range(41) for y in range(41)]
-    assert label_places(names, crowd) == [None] * 6
+@pytest.mark.parametrize("rates", [[0.4, 0.41, 0.42], [0.97, 0.98, 0.99, 1.0], [0.1, 0.9]])
+def test_names_beside_the_plot_of_hospitals_stand_apart_and_below_its_top(rates):
+    heights = heights_apart(rates)
+    assert min(np.diff(heights)) >= NAMES_APART - 1e-9
+    assert heights[-1] <= 1
+    # Names that are apart already stay at their dots.
+    assert heights_apart([0.1, 0.9]) == [0.1, 0.9]
 
 
 def test_a_mean_over_sites_is_drawn_as_no_site(write_run, figures_of, summary, texts):

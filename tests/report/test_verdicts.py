@@ -93,6 +93,15 @@ def test_above_twelve_hospitals_those_clearly_or_farthest_off_stand_open(told):
     assert len(seen.folded.rows) == 24 - MOST_SHOWN
 
 
+def test_one_that_took_no_part_stands_open_though_trained_ones_are_farther_off(told):
+    told["calibration"] += [
+        row(f"hospital-{number}", "train", "too few to tell", risk=0.5) for number in range(20)
+    ]
+    names = [line[0][0] for line in verdicts(parse_summary(told)).shown.rows]
+    # The risks at c are off by less than those of the twenty.
+    assert {"b", "c", "d"} < set(names)
+
+
 def test_advice_names_the_hospitals_of_each_word_and_is_no_advice_on_a_patient(told):
     told["calibration"] += [row(f"e{number}", "train", "too few to tell") for number in range(7)]
     assert answer(parse_summary(told)).advice == (
@@ -172,7 +181,7 @@ def test_a_terminal_of_80_columns_shows_it_whole(told, shown):
     text = " ".join(shown(verdict_table, told, 80).split())
     assert "20 fits here, 1 too few to tell." in text
     assert "Chance alone calls off about 1 calibrated hospital in 20." in text
-    assert "Shown are the 12" in text
+    assert "Shown are the 12 first" in text
 
 
 def test_an_outcome_of_more_classes_has_no_such_table(summary):

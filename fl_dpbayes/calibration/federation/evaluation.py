@@ -294,7 +294,9 @@ class Evaluation:
         rows = {row.site: row for row in self._site_rows if row.predictor == predictor}
         places = [place for place in self.places if place.predictor == predictor]
         if len(places) > MAX_RELIABILITY_SITES:
-            places.sort(key=lambda place: telling_order(rows[place.site]))
+            places.sort(
+                key=lambda place: telling_order(rows[place.site], trained=place.role == "train")
+            )
             return places[:MOST_SHOWN]
         return places
 
