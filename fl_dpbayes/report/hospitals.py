@@ -46,7 +46,7 @@ def hospital_verdicts(run: Summary) -> list[HospitalVerdict]:
 
 
 def most_telling(hospitals: Sequence[HospitalVerdict]) -> list[HospitalVerdict]:
-    """Return the first hospitals by `telling_order`, in the order in which they are read."""
+    """Return the first by `telling_order`, in the order in which they are read."""
     if len(hospitals) <= MOST_SHOWN:
         return list(hospitals)
     by_interest = sorted(hospitals, key=_order)

@@ -106,8 +106,8 @@ def verdict_table(run: Summary, width: int = WIDTH) -> Table | None:
     )
     if len(shown) < len(hospitals):
         caption = (
-            f"{verdict_counts(hospitals)} Shown are the {len(shown)} first: those clearly off, then "
-            f"those that took no part, then the farthest off. The page has all. {caption}"
+            f"{verdict_counts(hospitals)} Shown are the {len(shown)} first: those clearly off, "
+            f"then those that took no part, then the farthest off. The page has all. {caption}"
         )
     return printed_table(
         title="What was seen at each hospital, those that took no part first",

@@ -176,8 +176,8 @@ first.</p>
 {% if operating.rows %}{{ table(operating, "Decisions at a threshold of risk", "whole") }}
 <p>{{ alarms }}</p>
 <p class="note">An alarm is a predicted risk of {{ threshold }}% or more: about how often \
-the event happens where the model trained (50% where that is not known). No threshold is right \
-for every use.</p>
+the event happens among the test records of hospitals that trained (50% where that is not known). \
+No threshold is right for every use.</p>
 {% endif %}
 {{ further(further_operating, "The same at every site, by every predictor") -}}
 {% endif %}
