@@ -48,6 +48,7 @@ from fl_dpbayes.study.table import (
     FURTHER_TABLES,
     further_table,
     paper_table,
+    reliability_table,
     result_table,
     write_tables,
 )
@@ -324,6 +325,9 @@ def _write_results(
         table = further_table(study, finished, name)
         if not table.empty:
             write_tables(table, folder / name)
+    diagrams = reliability_table(study, finished)
+    if not diagrams.empty:
+        write_tables(diagrams, folder / "reliability")
     record = json_values(_record(there, finished, errors))
     write_atomically(folder / RECORD_FILE, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
     if study.published:

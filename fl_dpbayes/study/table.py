@@ -16,6 +16,7 @@ from fl_dpbayes.study.cell import CellOutcome
 PLACE_COLUMNS = ("site", "role", "shift", "severity", "predictor", "n")
 # Lists of flat rows that a summary may hold beside its calibration.
 FURTHER_TABLES = ("subgroups", "conformal", "shift_detection")
+BIN_COLUMNS = ("low", "high", "n", "confidence", "accuracy")
 RUN_COLUMNS = ("epsilon", "heterogeneity", "seconds", "warnings")
 Row: TypeAlias = dict[str, Any]
 
@@ -60,6 +61,37 @@ def further_table(study: Study, cells: Sequence[CellOutcome], name: str) -> pd.D
         One row per cell and row of the list.
     """
     return _frame(study, [row for cell in cells for row in _rows(cell, name)])
+
+
+def reliability_table(study: Study, cells: Sequence[CellOutcome]) -> pd.DataFrame:
+    """Gather the bins of the reliability diagrams at the study's place.
+
+    Args:
+        study: The study.
+        cells: Its finished cells.
+
+    Returns:
+        One row per cell, predictor and bin: the bin's ends `low` and `high`, `n`, mean
+        `confidence` (or risk, where `risk`) and `accuracy`.
+    """
+    rows = []
+    for cell in cells:
+        for diagram in cell.summary.get("reliability") or []:
+            if diagram.get("site") != study.section.where:
+                continue
+            labels = {axis: label for axis, label in cell.cell.labels.items() if axis != SEED}
+            place = {key: diagram.get(key) for key in ("site", "predictor", "risk")}
+            rows += [
+                {
+                    "cell": cell.cell.digest,
+                    **labels,
+                    "seed": cell.cell.scenario.seed,
+                    **place,
+                    **{key: part.get(key) for key in BIN_COLUMNS},
+                }
+                for part in diagram["bins"]
+            ]
+    return _frame(study, rows)
 
 
 def paper_table(study: Study, results: pd.DataFrame) -> pd.DataFrame:

@@ -17,7 +17,12 @@ from fl_dpbayes.files.atomic_file import read_sealed_json, write_sealed_json
 from fl_dpbayes.study.cell import CellOutcome, finished_cell, keep_outcome
 from fl_dpbayes.study.differences import differences_table
 from fl_dpbayes.study.grid import study_cells
-from fl_dpbayes.study.table import further_table, result_table, write_tables
+from fl_dpbayes.study.table import (
+    further_table,
+    reliability_table,
+    result_table,
+    write_tables,
+)
 from tests.engine.test_simulate import SUMMARY
 
 BASE = tomllib.loads((scenario_folder() / "digits.toml").read_text(encoding="utf-8"))
@@ -177,6 +182,24 @@ def test_further_lists_become_tables_of_their_own(made) -> None:
     ]
     assert detection.drop_duplicates().to_numpy().tolist() == [[0.4, 0.6, 0.3, 0.7]]
     assert further_table(study, cells, "subgroups").empty
+
+
+def test_the_bins_of_diagrams_at_the_studys_place_become_a_table(made) -> None:
+    study, cells = made
+    empty = {"low": 0.0, "high": 0.5, "n": 0, "confidence": None, "accuracy": None}
+    full = {"low": 0.5, "high": 1.0, "n": 4, "confidence": 0.8, "accuracy": 0.75}
+    diagrams = [
+        {"site": site, "role": "held_out", "predictor": "last", "bins": [empty, full]}
+        for site in ("pooled:held_out", "north")
+    ]
+    first = cells[0]._replace(summary=cells[0].summary | {"reliability": diagrams})
+    table = reliability_table(study, [first, cells[1]._replace(summary=SUMMARY)])
+    assert set(table["site"]) == {"pooled:held_out"}
+    assert set(table["cell"]) == {first.cell.digest}
+    assert table["aggregation.rule"].tolist() == ["fald", "fald"]
+    assert table["n"].tolist() == [0, 4]
+    assert table["confidence"].tolist()[1] == 0.8
+    assert reliability_table(study, cells[1:2]).empty == ("reliability" not in cells[1].summary)
 
 
 def test_differences_pair_seeds_and_average_within_them(made) -> None:

@@ -7,10 +7,11 @@ from fl_dpbayes.report.figure_style import DrawnFigure, drawn_figure, save_figur
 from fl_dpbayes.report.numbers import duration
 from fl_dpbayes.report.page import write_page
 from fl_dpbayes.report.study.answer import study_answer
-from fl_dpbayes.report.study.figures import study_figures
+from fl_dpbayes.report.study.figures import Section, study_figures
 from fl_dpbayes.report.study.panels import PanelFigure, draw_panels
+from fl_dpbayes.report.study.paper_figures import beside_paper_figures, reliability_figure
 from fl_dpbayes.report.study.quantities import place_words
-from fl_dpbayes.report.study.results import label_text, read_study
+from fl_dpbayes.report.study.results import StudyResults, label_text, read_study
 from fl_dpbayes.report.study.tables import study_tables
 from fl_dpbayes.report.template import STUDY
 
@@ -23,7 +24,10 @@ def write_study_report(folder: Path) -> Path:
             to.
     """
     study = read_study(folder)
-    sections = [(section, _draw(section.figures)) for section in study_figures(study)]
+    sections = [
+        *_paper_sections(study),
+        *((section, _draw(section.figures)) for section in study_figures(study)),
+    ]
     save_figures(folder, [figure for _, figures in sections for figure in figures])
     return write_page(
         folder,
@@ -45,6 +49,19 @@ def write_study_report(folder: Path) -> Path:
             ),
         },
     )
+
+
+def _paper_sections(study: StudyResults) -> list[tuple[Section, list[DrawnFigure]]]:
+    """Return the sections on what a paper shows, without those that have no figure."""
+    reliability = reliability_figure(study)
+    sections = [
+        (Section(heading="Beside the paper", note="", figures=[]), beside_paper_figures(study)),
+        (
+            Section(heading="Reliability", note="", figures=[]),
+            [] if reliability is None else [reliability],
+        ),
+    ]
+    return [section for section in sections if section[1]]
 
 
 def _draw(figures: list[PanelFigure]) -> list[DrawnFigure]:

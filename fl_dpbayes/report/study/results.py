@@ -22,7 +22,7 @@ SHIFT = "shift"
 SEVERITY = "severity"
 UNSHIFTED = 0
 POOLED = ("pooled:", "mean:")
-TABLES = ("results", "subgroups", "conformal", "shift_detection", "paper")
+TABLES = ("results", "subgroups", "conformal", "shift_detection", "reliability", "paper")
 NUMBERS = ("severity", "n", "samples", "epsilon", "heterogeneity", "seconds", "warnings")
 
 
@@ -85,6 +85,7 @@ class StudyResults:
         subgroups: The same for subgroups of the records.
         conformal: The same for prediction sets.
         shift_detection: The same for uncertainty at other places.
+        reliability: The bins of the reliability diagrams at the study's place.
         paper: Values that a paper prints, beside those measured.
     """
 
@@ -94,6 +95,7 @@ class StudyResults:
     subgroups: pd.DataFrame
     conformal: pd.DataFrame
     shift_detection: pd.DataFrame
+    reliability: pd.DataFrame = field(default_factory=pd.DataFrame)
     paper: pd.DataFrame = field(default_factory=pd.DataFrame)
 
     @property
