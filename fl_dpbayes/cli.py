@@ -558,9 +558,9 @@ def list_shipped() -> None:
 @app.command(epilog="Example: fl-dpbayes reproduce closer-logistic --seeds 5")
 def reproduce(
     name: Annotated[str, Argument(help="Which table or figure; an unknown name lists all.")],
-    full: Annotated[bool, Option("--full", help="The paper's size and 5 seeds.")] = False,
+    full: Annotated[bool, Option("--full", help="The paper's size and its seeds, 3 or 5.")] = False,
     seeds: Annotated[
-        int | None, Option(min=1, help="Repetitions; default: 1, or 5 with --full.")
+        int | None, Option(min=1, help="Repetitions; default: 1, or with --full its own.")
     ] = None,
     out: Annotated[
         Path | None, Option(help="Folder; what it has is kept. Default: runs/reproduce/NAME.")
