@@ -127,8 +127,10 @@ class CalibrationValues(SummaryPart):
             errors.rms_debiased, "Calibration error, debiased RMS", rank=1, widest=HALF_OF_CHANCE
         ),
     ] = None
-    ece_true: Annotated[Number, _error(errors.ece_true, rank=3)] = None
-    rms_true: Annotated[Number, Metric(errors.rms_true, unit="share", rank=3)] = None
+    ece_true: Annotated[Number, _error(errors.ece_true, "True ECE", rank=3)] = None
+    rms_true: Annotated[Number, Metric(errors.rms_true, "True RMS error", unit="share", rank=3)] = (
+        None
+    )
     mce: Annotated[Number, _error(errors.mce, "Largest bin error (MCE)", rank=1)] = None
     ace: Annotated[Number, _error(errors.ace, "Adaptive error (ACE)", rank=1)] = None
     sce: Annotated[Number, _error(errors.sce, "Class-wise error (SCE)", rank=1)] = None
