@@ -76,22 +76,39 @@ def reliability_table(study: Study, cells: Sequence[CellOutcome]) -> pd.DataFram
     """
     rows = []
     for cell in cells:
+        place = _place_of_diagrams(study, cell)
+        labels = {axis: label for axis, label in cell.cell.labels.items() if axis != SEED}
         for diagram in cell.summary.get("reliability") or []:
-            if diagram.get("site") != study.section.where:
+            if diagram.get("site") != place:
                 continue
-            labels = {axis: label for axis, label in cell.cell.labels.items() if axis != SEED}
-            place = {key: diagram.get(key) for key in ("site", "predictor", "risk")}
             rows += [
                 {
                     "cell": cell.cell.digest,
                     **labels,
                     "seed": cell.cell.scenario.seed,
-                    **place,
+                    "site": study.section.where,
+                    "predictor": diagram.get("predictor"),
+                    "risk": diagram.get("risk"),
                     **{key: part.get(key) for key in BIN_COLUMNS},
                 }
                 for part in diagram["bins"]
             ]
     return _frame(study, rows)
+
+
+def _place_of_diagrams(study: Study, cell: CellOutcome) -> str:
+    """Return the place in a summary that has a diagram of every predictor at the study's place.
+
+    A site has one of the main predictor alone; what is pooled over its role has all, and is the
+    same where no other site has that role.
+    """
+    where = study.section.where
+    sites = cell.cell.scenario.sites
+    if where not in sites:
+        return where
+    role = sites[where].role
+    is_alone = sum(spec.role == role for spec in sites.values()) == 1
+    return f"pooled:{role}" if is_alone else where
 
 
 def paper_table(study: Study, results: pd.DataFrame) -> pd.DataFrame:

@@ -4,6 +4,7 @@ import copy
 import json
 import math
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -199,7 +200,24 @@ def test_the_bins_of_diagrams_at_the_studys_place_become_a_table(made) -> None:
     assert table["aggregation.rule"].tolist() == ["fald", "fald"]
     assert table["n"].tolist() == [0, 4]
     assert table["confidence"].tolist()[1] == 0.8
-    assert reliability_table(study, cells[1:2]).empty == ("reliability" not in cells[1].summary)
+
+
+def test_a_site_alone_in_its_role_has_the_diagrams_that_are_pooled_over_it(made) -> None:
+    study, cells = made
+    at_site = replace(study, section=study.section.model_copy(update={"where": "held-out"}))
+    full = {"low": 0.5, "high": 1.0, "n": 4, "confidence": 0.8, "accuracy": 0.75}
+    diagrams = [
+        {"site": site, "role": "held_out", "predictor": predictor, "bins": [full]}
+        for site, predictor in (
+            ("pooled:held_out", "last"),
+            ("pooled:held_out", "posterior"),
+            ("held-out", "posterior"),
+        )
+    ]
+    cell = cells[0]._replace(summary=cells[0].summary | {"reliability": diagrams})
+    table = reliability_table(at_site, [cell])
+    assert table["predictor"].tolist() == ["last", "posterior"]
+    assert set(table["site"]) == {"held-out"}
 
 
 def test_differences_pair_seeds_and_average_within_them(made) -> None:

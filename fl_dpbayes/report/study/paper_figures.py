@@ -84,12 +84,11 @@ def _is_text(value: object) -> bool:
 def _draw_row(axes: Axes, row: Mapping[str, Any], position: int) -> None:
     if row["seeds"] > 1 and not math.isnan(row["low"]):
         axes.plot([row["low"], row["high"]], [position, position], color=look.BLUE, linewidth=1.4)
-    axes.plot(row["paper"], position, "D", color=look.INK, label="the paper", **_marker("white"))
-    axes.plot(row["measured"], position, "o", color=look.BLUE, label="here", **_marker(look.BLUE))
-
-
-def _marker(face: str) -> dict[str, Any]:
-    return {"markersize": 4.5, "markerfacecolor": face, "linestyle": "", "zorder": 3}
+    for column, marker, colour, label in (
+        ("paper", "D", look.VERMILLION, "the paper"),
+        ("measured", "o", look.BLUE, "here"),
+    ):
+        axes.plot(row[column], position, marker, color=colour, label=label, markersize=4, zorder=3)
 
 
 def reliability_figure(study: StudyResults) -> DrawnFigure | None:
