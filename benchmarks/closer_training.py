@@ -18,6 +18,7 @@ import pandas as pd
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from torch import nn
 
 from fl_dpbayes.calibration import METRICS, from_batch, reliability_bins
@@ -49,6 +50,8 @@ TRAINING, TEST, CORRUPTED_TEST = "training", "test", "test, corrupted"
 RUN = ["algorithm", "corruption", "seed"]
 BIN = {"low", "high", "n", "confidence", "accuracy"}
 SURE = 0.95
+# Of a bin whose accuracy is drawn.
+FEWEST = 50
 COLOURS = {PRIVATE: look.VERMILLION, PLAIN: look.BLUE, DROPOUT: look.BLUE}
 
 
@@ -284,6 +287,7 @@ def dynamics_figure(rows: pd.DataFrame) -> Figure:
             )
         axes.set_ylim(bottom=0)
     panels[-1].set(xlabel="passes over the training records")
+    panels[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
     look.add_legend(figure)
     return figure
 
@@ -292,8 +296,8 @@ def noise_figure(bins: pd.DataFrame) -> Figure:
     """Draw reliability and confidences of models that were trained on corrupted labels."""
     figure = look.titled_figure(
         "Label noise: what a model is sure of",
-        "Accuracy by confidence above the histogram of confidences, %.\n"
-        "Vertical line: the highest confidence that corrupted labels allow.",
+        "accuracy by confidence, above the histogram of confidences, %\n"
+        "vertical line: no record's label is surer than that",
         5.6,
     )
     panels = figure.subplots(4, 2, height_ratios=(3, 1, 3, 1), sharex=True)
@@ -331,7 +335,7 @@ def _draw_diagram(axes: Axes, bins: pd.DataFrame, colour: str) -> None:
         (CORRUPTED_TEST, colour, "o", "corrupted test labels"),
         (TEST, look.MUTED, "s", "true test labels"),
     ):
-        points = _pooled(bins[bins["place"] == place])
+        points = _pooled(bins[bins["place"] == place]).query("n >= @FEWEST")
         axes.plot(
             points["confidence"],
             points["accuracy"],
