@@ -166,3 +166,14 @@ def test_the_table_is_of_the_last_step_over_seeds() -> None:
     assert row["ece"] == "2.2000 ± 0.1000"
     (row,) = summary(rows[rows["seed"] == 1]).to_dict("records")
     assert row["ece"] == "2.1000"
+
+
+def test_the_page_quotes_what_was_measured() -> None:
+    folder = Path(__file__).parents[2] / "docs" / "results" / "closer-training"
+    page = (folder / "README.md").read_text(encoding="utf-8")
+    rows = pd.read_csv(folder / "training.csv").query("step == 360")
+    assert rows["seed"].nunique() == 3
+    quoted = rows[(rows["corruption"] == 0) | (rows["place"] != TRAINING)]
+    for labels, values in quoted.groupby(["corruption", "algorithm", "place"])["ece"]:
+        text = f"{values.mean():.3f} ± {values.std():.3f}".replace("0.", ".")
+        assert text in page, labels
