@@ -59,6 +59,7 @@ RECORD_FILE = "study.json"
 # What is no federation, or needs an attacker's code: scripts of the source tree, which the package
 # does not hold.
 SCRIPTS = {
+    "closer-training": "benchmarks/closer_training.py",
     "hostile-site": "benchmarks/hostile_site.py",
     "interval-coverage": "benchmarks/interval_coverage.py",
     "zhang-regression": "benchmarks/zhang_regression.py",

@@ -145,6 +145,7 @@ SAMPLES = {
     "knolle-pneumonia": ("DP-SGD", 10),
     "closer-recalibration": ("DP-SGLD, averaged", 10),
     "closer-logistic": ("DP-SGD, C = 0.1", 1),
+    "closer-regularisers": ("DP-SGD, epsilon 8", 10),
 }
 
 
@@ -160,7 +161,9 @@ def small(name: str) -> dict[str, Any]:
         task["sites"]["in-domain"]["records"] = 100
         variants["task"] = {"PneumoniaMNIST": task}
         axes["privacy"]["epsilon"], axes["recalibration"] = [8.0], axes["recalibration"][1:2]
-        del axes["shift"], table["study"]["shifted_copy_of"]
+    axes.pop("shift", None)
+    table["study"].pop("shifted_copy_of", None)
+    data.pop("records", None)
     if data["source"]["kind"] != "gaussian-classes":
         data["source"] = {"kind": "logistic-2d", "sites": 1}
         table["model"] = {"kind": "logistic"}
@@ -199,3 +202,29 @@ def test_the_points_of_closer_logistic_follow_the_papers_law() -> None:
         assert np.abs(np.cov(moved.T) - np.eye(2)).max() < np.sqrt(2) * error
     log_odds = 1.5 * (records.features[:, 0] - records.features[:, 1])
     np.testing.assert_allclose(records.truth[:, 1], expit(log_odds), atol=1e-6)
+
+
+def test_the_rows_of_closer_regularisers_are_what_their_labels_say() -> None:
+    rows = {
+        cell.labels["algorithm"]: cell.scenario
+        for cell in study_cells(load_study("closer-regularisers"))
+    }
+    for decay in (1e-4, 1e-3, 1e-2, 1e-1):
+        scenario = rows[f"weight decay {decay:g}"]
+        # -grad log p(w) / n = w / (n scale^2).
+        added = 1 / (scenario.data.records * scenario.sampler.prior.scale**2)
+        assert added == pytest.approx(decay, rel=1e-5)
+    for rate in (0.1, 0.2, 0.3, 0.4):
+        assert rows[f"dropout {rate:g}"].sampler.rate == rate
+    for epsilon in (1, 2, 3, 8):
+        assert rows[f"DP-SGD, epsilon {epsilon}"].privacy.epsilon == epsilon
+    steps_of_epoch = {1 / scenario.privacy.sampling_rate for scenario in rows.values()}
+    assert steps_of_epoch == {20}
+    for epochs in (2, 4, 6, 8):
+        training = rows[f"early stopping, {epochs} epochs"].training
+        assert training.steps_per_round == 20 * epochs
+    plain = [scenario for scenario in rows.values() if not scenario.sampler.is_private]
+    assert len({scenario.sampler.step_size.initial for scenario in plain}) == 1
+    assert {
+        scenario.training.steps_per_round - scenario.training.burn_in for scenario in plain
+    } == {10}
