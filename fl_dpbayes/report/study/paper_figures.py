@@ -73,8 +73,12 @@ def _draw_beside_paper(study: StudyResults, column: str, rows: pd.DataFrame) -> 
 
 
 def _row_label(study: StudyResults, row: Mapping[str, Any]) -> str:
-    parts = [str(row[axis]) for axis in study.axes if _is_text(row.get(axis))]
+    parts = [str(row[axis]) for axis in _varied(study) if _is_text(row.get(axis))]
     return "\n".join(textwrap.wrap(", ".join(parts) or "all", LABEL_CHARACTERS))
+
+
+def _varied(study: StudyResults) -> list[str]:
+    return [axis for axis, labels in study.axes.items() if len(labels) > 1]
 
 
 def _is_text(value: object) -> bool:
@@ -111,8 +115,7 @@ def reliability_figure(study: StudyResults) -> DrawnFigure | None:
 
 def _settings(study: StudyResults, frame: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
     """Yield what each setting is called, and its bins."""
-    varied = [axis for axis, labels in study.axes.items() if len(labels) > 1]
-    for labels, rows in groups(study, frame, varied):
+    for labels, rows in groups(study, frame, _varied(study)):
         yield ", ".join(labels.values()) or "all", rows
 
 
