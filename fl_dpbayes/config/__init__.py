@@ -202,6 +202,7 @@ from fl_dpbayes.config.sources import (
     OfficialPart,
     Radiographs,
     Source,
+    SplitNames,
     SyntheticSites,
     Table,
     register_source,

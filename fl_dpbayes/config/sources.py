@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 from datetime import date
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypeAlias
 
 from pydantic import AfterValidator, Field, PositiveInt
 
@@ -28,6 +28,7 @@ MAX_PIXELS = 2**29
 # A key that came later: where it is empty, digests are as before it came.
 LATER_TABLE: Any = Field(default_factory=dict, exclude_if=lambda value: not value)
 SplitName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")]
+SplitNames: TypeAlias = dict[OfficialPart, SplitName]
 
 
 class SourceConfig(Choice):
@@ -178,6 +179,29 @@ _DATA_SETS = {
         unit="patient",
         class_names=("independent", "dead or dependent"),
     ),
+    "cifar10": _DataSet(
+        task=_task(3, 32, 32, classes=10),
+        parts=("train", "test"),
+        origin="CIFAR-10, small photographs (Krizhevsky 2009); its licence is not known to the run",
+        unit="image",
+        place="cifar10",
+    ),
+    "sun397": _DataSet(
+        task=_task(3, 64, 64, classes=397),
+        parts=("train", "test"),
+        origin="SUN397, photographs of scenes (Xiao et al. 2010); its licence is not known to the "
+        "run",
+        unit="image",
+        place="sun397",
+    ),
+    "food101": _DataSet(
+        task=_task(3, 64, 64, classes=101),
+        parts=("train", "test"),
+        origin="Food-101, photographs of dishes (Bossard et al. 2014); its licence is not known to "
+        "the run",
+        unit="image",
+        place="food101",
+    ),
 }
 
 
@@ -185,10 +209,11 @@ _DATA_SETS = {
 class BuiltIn(SourceConfig):
     """One of the data sets that the project knows.
 
-    `folder` is the data folder (unused for what is shipped).
+    `folder` is the data folder (unused for what is shipped). `cifar10`, `sun397` and `food101` are
+    folders in it, of that name, with the Parquet files of the Hugging Face hub.
     """
 
-    kind: Literal["digits", "mnist", "pneumonia", "heart", "stroke"]
+    kind: Literal["digits", "mnist", "pneumonia", "heart", "stroke", "cifar10", "sun397", "food101"]
     folder: Path | None = None
 
     @property
@@ -470,7 +495,7 @@ class HuggingFace(FileSource):
     channels: Literal[1, 3] = 1
     centers: tuple[float, ...] = ()
     scales: tuple[float, ...] = ()
-    splits: dict[OfficialPart, SplitName] = Field(default={"train": "train"}, min_length=1)
+    splits: SplitNames = Field(default={"train": "train"}, min_length=1)
     site_column: ColumnName | None = None
     unit_column: ColumnName | None = None
 

@@ -19,6 +19,8 @@ from fl_dpbayes.errors import UserError
 from fl_dpbayes.files import Config, canonical_json
 
 Width = Annotated[int, Field(gt=0, le=8192)]
+# Of which torchvision's vision transformer has one position for each patch.
+VIT_IMAGE_SIZE = 224
 
 
 class Task(Config):
@@ -90,18 +92,25 @@ class ScatteringFeatures(Config):
 class BackboneFeatures(Config):
     """What a frozen torchvision network computes before its last layer.
 
-    Images are resized to a square of `image_size` pixels a side. `weights` is the SHA-256 of a
-    weight file, which each site looks for in its own `backbone_folder`; null means torchvision's
-    own download. The weights must come from public data: those learned from patients would cost
-    privacy.
+    Images are resized to a square of `image_size` pixels a side, 224 for `vit_b_16`. `weights` is
+    the SHA-256 of a weight file, which each site looks for in its own `backbone_folder`; null means
+    torchvision's own download. The weights must come from public data: those learned from patients
+    would cost privacy.
     """
 
     kind: Literal["backbone"] = "backbone"
-    architecture: Literal["resnet18", "resnet50", "efficientnet_b0", "efficientnet_b1"] = (
-        "efficientnet_b1"
-    )
+    architecture: Literal[
+        "resnet18", "resnet50", "efficientnet_b0", "efficientnet_b1", "vit_b_16"
+    ] = "efficientnet_b1"
     weights: WeightsDigest | None = None
     image_size: Annotated[int, Field(ge=32, le=512)] = 224
+
+    def _check_keys(self) -> None:
+        if self.architecture == "vit_b_16" and self.image_size != VIT_IMAGE_SIZE:
+            raise ValueError(
+                f"image_size is {self.image_size}: vit_b_16 takes images of {VIT_IMAGE_SIZE} "
+                "pixels a side alone"
+            )
 
 
 class FrozenBody(Config):

@@ -28,6 +28,7 @@ LAST_LAYER = {
     "resnet50": ("fc", 2048),
     "efficientnet_b0": ("classifier", 1280),
     "efficientnet_b1": ("classifier", 1280),
+    "vit_b_16": ("heads", 768),
 }
 SUFFIXES = (".pth", ".pt", ".safetensors")
 

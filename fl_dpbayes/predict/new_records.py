@@ -284,7 +284,7 @@ def _brightest_pixel(source: object) -> int | None:
         case BuiltIn(kind="digits"):
             return 16
         case (
-            BuiltIn(kind="mnist" | "pneumonia")
+            BuiltIn(kind="mnist" | "pneumonia" | "cifar10" | "sun397" | "food101")
             | ImageFolder()
             | HuggingFace(features=str())
             | Radiographs()

@@ -8,7 +8,7 @@ import torch
 import torchvision
 
 from fl_dpbayes.config.task import BackboneFeatures
-from fl_dpbayes.models.backbone import LAST_LAYER, backbone
+from fl_dpbayes.models.backbone import LAST_LAYER, MEAN, STANDARD_DEVIATION, backbone
 from fl_dpbayes.models.feature_map import feature_map
 from tests.asking import refused
 
@@ -75,6 +75,31 @@ def test_features_are_what_reaches_the_last_layer_whatever_the_batch(
             network.fc(torch.tensor(found)), network(standard), atol=1e-4, rtol=1e-4
         )
     np.testing.assert_allclose(mapped(records[[2, 0]]), found[[2, 0]], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_vision_transformer_gives_what_reaches_its_heads(tmp_path):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        network = torchvision.models.vit_b_16(weights=None).eval()
+        # They are 0 at first, and would make every picture look alike.
+        torch.nn.init.normal_(network.heads.head.weight)
+    named = stored(tmp_path, network.state_dict(), architecture="vit_b_16")
+    pictures = torch.tensor(images(2, 3, 64, 64))
+    resized = torch.nn.functional.interpolate(
+        pictures, size=(224, 224), mode="bilinear", antialias=True
+    )
+    mean, deviation = torch.tensor(MEAN), torch.tensor(STANDARD_DEVIATION)
+    standard = (resized - mean[:, None, None]) / deviation[:, None, None]
+    found = backbone(named, tmp_path)(pictures)
+    assert found.shape == (2, 768)
+    with torch.no_grad():
+        torch.testing.assert_close(network.heads(found), network(standard), atol=1e-4, rtol=1e-4)
+
+
+def test_a_vision_transformer_has_one_size_of_images():
+    with pytest.raises(ValueError, match="image_size is 32: vit_b_16 takes images of 224"):
+        BackboneFeatures(architecture="vit_b_16", image_size=32)
 
 
 def test_backbone_is_frozen_and_draws_nothing(files):

@@ -1,5 +1,6 @@
 """A paper's table is a study: its file names cells and columns that exist, and its values stand beside ours."""
 
+import hashlib
 import json
 import tomllib
 from pathlib import Path
@@ -9,6 +10,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import tomli_w
+import torch
+import torchvision
 from rich.console import Console
 from scipy.special import expit
 
@@ -188,6 +191,33 @@ def test_a_small_run_keeps_the_samples_that_its_page_averages(
     assert at_site["samples"][["last", "posterior"]].tolist() == [1, samples]
     last, average = at_site["nll"][["last", "posterior"]]
     assert (last == average) == (samples == 1)
+
+
+@pytest.mark.slow
+def test_a_frozen_efficientnet_whose_weights_are_given_takes_the_place_of_scattering(
+    tmp_path: Path, here: list[str]
+) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        network = torchvision.models.efficientnet_b1(weights=None)
+    weights = tmp_path / "backbones" / "weights.pth"
+    weights.parent.mkdir()
+    torch.save(network.state_dict(), weights)
+    table = small("knolle-pneumonia")
+    table["data"]["source"] = {"kind": "radiographs", "records": 60, "test_records": 30, "sites": 1}
+    features = {"kind": "backbone", "architecture": "efficientnet_b1", "image_size": 32}
+    digest = hashlib.sha256(weights.read_bytes()).hexdigest()
+    table["model"] = content("knolle-pneumonia")["model"] | {
+        "features": features | {"weights": digest}
+    }
+    study = study_of(table, "study")
+    workers = engine.Workers(count=1)
+    assert engine.begin_study(study, tmp_path / "out", tmp_path, workers, Console(quiet=True))
+    rows = pd.read_csv(tmp_path / "out" / "results.csv")
+    at_site = rows[rows["site"] == "official-test"].set_index("predictor")
+    assert at_site["n"].unique().tolist() == [30]
+    assert np.isfinite(at_site["nll"]).all()
+    assert {"last", "posterior", "recalibrated", "prior_corrected"} <= set(at_site.index)
 
 
 def test_the_points_of_closer_logistic_follow_the_papers_law() -> None:
