@@ -28,6 +28,7 @@ from fl_dpbayes.models import build_model, to_vector, vector_loader
 from fl_dpbayes.models.feature_map import feature_map
 from fl_dpbayes.privacy import Streams, solve_plan
 from fl_dpbayes.report import figure_style as look
+from fl_dpbayes.report.study.paper_figures import pooled_bins
 from fl_dpbayes.samplers import (
     ChainState,
     TrainingRecords,
@@ -316,18 +317,6 @@ def noise_figure(bins: pd.DataFrame) -> Figure:
     return figure
 
 
-def _pooled(bins: pd.DataFrame) -> pd.DataFrame:
-    """Join the bins of all seeds; empty bins are left out."""
-    filled = bins[bins["n"] > 0]
-    weighted = filled.assign(
-        confidence=filled["confidence"] * filled["n"], accuracy=filled["accuracy"] * filled["n"]
-    )
-    sums = weighted.groupby(["low", "high"], as_index=False)[["n", "confidence", "accuracy"]].sum()
-    return sums.assign(
-        confidence=sums["confidence"] / sums["n"], accuracy=sums["accuracy"] / sums["n"]
-    )
-
-
 def _draw_diagram(axes: Axes, bins: pd.DataFrame, colour: str) -> None:
     look.quiet_grid(axes, "y")
     axes.plot([0, 1], [0, 1], color=look.MUTED, linewidth=0.8, linestyle=(0, (4, 3)))
@@ -335,7 +324,7 @@ def _draw_diagram(axes: Axes, bins: pd.DataFrame, colour: str) -> None:
         (CORRUPTED_TEST, colour, "o", "corrupted test labels"),
         (TEST, look.MUTED, "s", "true test labels"),
     ):
-        points = _pooled(bins[bins["place"] == place]).query("n >= @FEWEST")
+        points = pooled_bins(bins[bins["place"] == place]).query("n >= @FEWEST")
         axes.plot(
             points["confidence"],
             points["accuracy"],
@@ -350,7 +339,7 @@ def _draw_diagram(axes: Axes, bins: pd.DataFrame, colour: str) -> None:
 
 def _draw_histogram(axes: Axes, bins: pd.DataFrame, colour: str) -> None:
     look.quiet_grid(axes, "y")
-    points = _pooled(bins)
+    points = pooled_bins(bins)
     axes.bar(
         points["low"],
         100 * points["n"] / points["n"].sum(),
