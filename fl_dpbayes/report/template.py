@@ -370,7 +370,7 @@ of these runs would have spent more; ∞: not private.</p>
 """
 STUDY_FIGURES = """\
 {% for section, figures in sections %}
-<h2 id="{{ section.heading | lower | replace(' ', '-') }}">{{ section.heading }}</h2>
+<h2>{{ section.heading }}</h2>
 {% if section.note %}<p class="note">{{ section.note }}</p>{% endif %}
 <div class="figures">{% for item in figures %}{{ figure(item) }}{% endfor %}</div>
 {% endfor %}

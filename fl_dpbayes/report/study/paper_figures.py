@@ -122,13 +122,14 @@ def _settings(study: StudyResults, frame: pd.DataFrame) -> Iterator[tuple[str, p
 def _draw_reliability(study: StudyResults, settings: Sequence[tuple[str, pd.DataFrame]]) -> Figure:
     columns = min(PANELS_IN_ROW, len(settings))
     rows = math.ceil(len(settings) / columns)
+    predictors = study.predictors(study.reliability)
     is_risk = bool(study.reliability["risk"].any())
     seen, foretold = ("observed", "risk") if is_risk else ("accuracy", "confidence")
     figure = look.titled_figure(
         f"{seen.capitalize()} by {foretold}",
         f"{place_words(study.record.where)}, %; dashed: calibrated; bins pooled over seeds; "
         f"hollow: fewer than {FEW_RECORDS} records",
-        body_inches=PANEL_INCHES * rows + 0.4,
+        body_inches=PANEL_INCHES * rows + look.LEGEND_INCHES * (1 + len(predictors)),
     )
     grid = list(figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).flat)
     for axes, (title, bins) in zip(grid, settings, strict=False):
@@ -136,7 +137,7 @@ def _draw_reliability(study: StudyResults, settings: Sequence[tuple[str, pd.Data
         _draw_bins(axes, study, bins)
     for axes in grid[len(settings) :]:
         axes.set_axis_off()
-    look.add_legend(figure)
+    look.add_legend(figure, columns=1)
     return figure
 
 
