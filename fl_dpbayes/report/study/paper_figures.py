@@ -19,7 +19,6 @@ from fl_dpbayes.report.study.results import PREDICTOR, StudyResults
 
 LABEL_CHARACTERS = 25
 LABEL_LINE_INCHES = 0.125
-# Panels of 1.2 inches, three in a row.
 MOST_PANELS = 24
 PANELS_IN_ROW = 3
 PANEL_INCHES = 1.3
