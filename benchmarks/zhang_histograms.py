@@ -142,9 +142,15 @@ def main() -> None:
     parser.add_argument("--data-dir", type=Path, help="data folder; default: FL_DPBAYES_DATA")
     parser.add_argument("--to", type=Path, default=Path("zhang-figure-7.svg"), help="SVG file")
     asked = parser.parse_args()
-    runs = kept_runs(asked.study)
-    private = [run for run in runs.values() if run.scenario.sampler.is_private]
-    first = private[0]
+    try:
+        runs = kept_runs(asked.study)
+    except UserError as error:
+        parser.error(str(error))
+    first = next(iter(run for run in runs.values() if run.scenario.sampler.is_private), None)
+    if first is None:
+        parser.error(
+            f"{asked.study} holds no private run: keep one of DP-SGLD, which chooses the picture"
+        )
     test = load_unscaled(first.scenario.data.source.located(asked.data_dir), "test")
     candidates = np.flatnonzero(test.labels == DIGIT)[:MOST_RECORDS]
     features = test.features[candidates]
