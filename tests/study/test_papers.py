@@ -15,10 +15,12 @@ import torchvision
 from rich.console import Console
 from scipy.special import expit
 
+from fl_dpbayes.config import training_plan
 from fl_dpbayes.config.data import DataSpec
 from fl_dpbayes.config.scenario import Scenario, scenario_folder
 from fl_dpbayes.config.study_file import load_study, shipped_papers, study_of
 from fl_dpbayes.data.records import load_unscaled
+from fl_dpbayes.privacy import pld_epsilon, solve_plan
 from fl_dpbayes.study import study as engine
 from fl_dpbayes.study.grid import study_cells
 from fl_dpbayes.study.table import paper_table
@@ -266,3 +268,20 @@ def test_the_rows_of_closer_regularisers_are_what_their_labels_say() -> None:
     assert {
         scenario.training.steps_per_round - scenario.training.burn_in for scenario in plain
     } == {10}
+
+
+@pytest.mark.slow
+def test_batches_act_on_the_privacy_of_both_methods_as_papers_md_says() -> None:
+    epsilons = {}
+    for cell in study_cells(load_study("zhang-figure-2", ["axes.seed=[1]"], full=True)):
+        plan = training_plan(cell.scenario, prior_share=1.0, chain_start="own_last")
+        epsilon = pld_epsilon(solve_plan(plan, 60_000).history, plan.privacy.delta)
+        epsilons[cell.labels["algorithm"], cell.labels["batch"]] = epsilon
+    for algorithm, stated in (
+        ("DP-SGD, step size 0.25", (0.40, 0.87, 1.92)),
+        ("DP-SGLD, step size 0.6", (154, 1.69, 0.51)),
+    ):
+        by_batch = [epsilons[algorithm, batch] for batch in ("64", "256", "1024")]
+        assert by_batch == pytest.approx(stated, rel=0.01)
+    at_256 = [epsilons[f"DP-SGLD, step size {step}", "256"] for step in (0.2, 0.6, 1.8)]
+    assert at_256 == pytest.approx((0.67, 1.69, 9.6), rel=0.01)

@@ -48,7 +48,7 @@ def beside_paper_figures(study: StudyResults) -> list[DrawnFigure]:
 
 def _draw_beside_paper(study: StudyResults, column: str, rows: pd.DataFrame) -> Figure:
     records = rows.to_dict("records")
-    labels = [_row_label(study, row) for row in records]
+    labels = [_row_label(study, row, predictors=rows[PREDICTOR].nunique()) for row in records]
     lines = sum(label.count("\n") + 1.4 for label in labels)
     what = quantity(column)
     figure = look.titled_figure(
@@ -71,8 +71,11 @@ def _draw_beside_paper(study: StudyResults, column: str, rows: pd.DataFrame) -> 
     return figure
 
 
-def _row_label(study: StudyResults, row: Mapping[str, Any]) -> str:
+def _row_label(study: StudyResults, row: Mapping[str, Any], *, predictors: int) -> str:
+    """Name a row by what varies; the predictor too where the figure has several."""
     parts = [str(row[axis]) for axis in _varied(study) if _is_text(row.get(axis))]
+    if predictors > 1:
+        parts.append(study.words(PREDICTOR, row[PREDICTOR]))
     return "\n".join(textwrap.wrap(", ".join(parts) or "all", LABEL_CHARACTERS))
 
 

@@ -74,6 +74,14 @@ def test_a_printed_value_is_drawn_where_it_was_measured(study) -> None:
     assert beside_paper_figures(study()) == []
 
 
+def test_rows_of_several_predictors_name_theirs(study) -> None:
+    rows = [printed("ece", 3), printed("ece", 3) | {"predictor": "posterior"}]
+    (drawn,) = beside_paper_figures(replace(study(), paper=pd.DataFrame(rows)))
+    assert "last iterate" in drawn.svg
+    (alone,) = beside_paper_figures(replace(study(), paper=pd.DataFrame(rows[:1])))
+    assert "last iterate" not in alone.svg
+
+
 @pytest.mark.slow
 def test_the_page_opens_its_figures_with_the_paper(study_folder) -> None:
     folder = study_folder()
